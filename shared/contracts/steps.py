@@ -1,0 +1,172 @@
+"""The way of a step: submission, admission, routing, placement, attempts, settlement."""
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from shared.contracts.envelope import Message
+from shared.contracts.ids import CellId, ModelName, WorkerId
+from shared.contracts.outcomes import FinishReason, Problem, Reason, Status, Usage
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Sampling parameters, in OpenAI's names and ranges where it has them, else in SGLang's."""
+
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None  # None: up to the context length or the tenant's limit
+    temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Meta(ge=-1)] = -1  # -1 and 0: off
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    stop: Annotated[list[Annotated[str, Meta(min_length=1, max_length=256)]], Meta(max_length=16)] = []
+    stop_token_ids: Annotated[list[int], Meta(max_length=64)] = []
+    min_tokens: Annotated[int, Meta(ge=0)] = 0
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0, le=2)] = 1.0
+    logit_bias: Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)] = {}
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None  # None: none; k: the chosen token and the k likeliest
+    ignore_eos: bool = False
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One message of a conversation, given to the model's chat template as it is."""
+
+    role: Annotated[str, Meta(min_length=1, max_length=32)]
+    content: str | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+
+
+class Submission(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What a user publishes to `legato.submit.<step>`. Exactly one of `messages` and `prompt`.
+
+    The step id is the last token of the subject. `key` is `sha256:<hex of the API key>`: the key itself never crosses the bus.
+    """
+
+    model: Annotated[str, Meta(min_length=1, max_length=256)]
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=10_000)] | None = None
+    prompt: str | Annotated[list[int], Meta(min_length=1)] | None = None
+    sampling: Sampling = Sampling()
+    key: Annotated[str, Meta(max_length=128)] = ""
+    workflow: Annotated[str, Meta(max_length=128)] = ""
+    priority: Annotated[int, Meta(ge=-100, le=100)] = 0  # higher goes first
+    timeout_ms: Annotated[int, Meta(ge=1, le=86_400_000)] | None = None  # must have finished within; None: the fleet's default
+    user: Annotated[str, Meta(max_length=256)] = ""
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a step asks of an engine, without its prompt: the prompt's tokens lie in PROMPTS under the step's id."""
+
+    model: ModelName
+    prompt_tokens: int
+    max_tokens: int
+    sampling: Sampling = Sampling()
+    priority: int = 0
+    accepted_ns: int = 0
+    deadline_ns: int = 0
+    chat: bool = False
+
+
+class SubmissionRead(Message, frozen=True, kw_only=True, tag="submission.read"):
+    """A submission after parsing and tokenising: admission's recorded input. Never on the bus; `problem` says why it cannot be read."""
+
+    key: str = ""
+    model: str = ""
+    prompt_tokens: int = 0
+    sampling: Sampling = Sampling()
+    priority: int = 0
+    timeout_ms: int | None = None
+    chat: bool = False
+    problem: Problem | None = None
+
+
+class Prompt(Message, frozen=True, kw_only=True, tag="prompt"):
+    """A step's tokens, stored once; workers fetch it by reference. `blocks`: chained hash of each full block (shared/core/blocks.py)."""
+
+    model: ModelName
+    tokens: list[int]
+    block_tokens: int
+    blocks: list[int]
+
+
+class StepAdmitted(Message, frozen=True, kw_only=True, tag="step.admitted"):
+    """The step may enter: its tenant is known, within its limits, and it can still meet its deadline."""
+
+    job: Job
+
+
+class StepRefused(Message, frozen=True, kw_only=True, tag="step.refused"):
+    """The step may not enter."""
+
+    problem: Problem
+
+
+class StepRouted(Message, frozen=True, kw_only=True, tag="step.routed"):
+    """The step goes to a cell, with its model resolved from alias to a served name."""
+
+    job: Job
+    cell: CellId
+
+
+class StepDispatched(Message, frozen=True, kw_only=True, tag="step.dispatched"):
+    """Attempt `attempt` of the step runs on `worker`. The attempt number fences: a higher one makes all lower ones void."""
+
+    job: Job
+    cell: CellId
+    worker: WorkerId
+    attempt: int
+    cached_tokens: int = 0  # predicted
+    why: str = ""  # the placement's reasons, for people
+
+
+class StepRevoked(Message, frozen=True, kw_only=True, tag="step.revoked"):
+    """The worker must stop this attempt (cancelled, expired, superseded)."""
+
+    cell: CellId
+    worker: WorkerId
+    attempt: int
+    reason: Reason
+
+
+class CancelRequested(Message, frozen=True, kw_only=True, tag="step.cancel"):
+    """The reader has gone or asks to stop. Published to `legato.cancel.<step>`; an empty body `{}` is enough there."""
+
+    why: str = ""
+
+
+class AttemptEnded(Message, frozen=True, kw_only=True, tag="attempt.ended"):
+    """An attempt is over. `retryable` says whether another worker might do better."""
+
+    cell: CellId
+    worker: WorkerId
+    attempt: int
+    status: Status
+    finish_reason: FinishReason = FinishReason.STOP
+    usage: Usage = Usage()
+    tokens: list[int] = []
+    text: str = ""
+    problem: Problem | None = None
+    retryable: bool = False
+    queued_ms: float = 0.0  # in the worker, before the engine's first token was asked for
+    ttft_ms: float = 0.0  # in the engine
+    total_ms: float = 0.0
+
+
+class StepClosed(Message, frozen=True, kw_only=True, tag="step.closed"):
+    """The step ended without success, decided by the scheduler (or by the router, or by the workflow service when it re-drives)."""
+
+    status: Status
+    problem: Problem
+    attempt: int = 0
+
+
+class StepSettled(Message, frozen=True, kw_only=True, tag="step.settled"):
+    """The step's outcome is recorded in Postgres; once for every accepted step."""
+
+    status: Status
+    attempt: int = 0
+    usage: Usage = Usage()
+    problem: Problem | None = None

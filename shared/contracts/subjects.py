@@ -1,0 +1,97 @@
+"""Every subject, built and taken apart in one place."""
+
+from shared.contracts.ids import CellId, StepId, WorkerId
+
+SUBMIT = "legato.submit.*"
+CANCEL = "legato.cancel.*"
+OUT = "legato.out.*"
+PROMPT = "legato.prompt.*"
+ADMITTED = "legato.step.*.admitted"
+REFUSED = "legato.step.*.refused"
+CLOSED = "legato.step.*.closed"
+SETTLED = "legato.step.*.settled"
+WORKERS = "legato.fleet.worker.>"
+KV = "legato.kv.*"
+QUEUES = "legato.fleet.queue.*"
+TARGETS = "legato.fleet.target.*.*"
+STATUS = "legato.status"  # request: every process answers with its ProcessStatus
+DEAD = "legato.dead.*"
+
+
+def submit(step: StepId) -> str:
+    return f"legato.submit.{step}"
+
+
+def cancel(step: StepId) -> str:
+    return f"legato.cancel.{step}"
+
+
+def out(step: StepId) -> str:
+    return f"legato.out.{step}"
+
+
+def prompt(step: StepId) -> str:
+    return f"legato.prompt.{step}"
+
+
+def step_event(step: StepId, event: str) -> str:
+    """`event`: admitted, refused, routed.<cell>, dispatched.<worker>, revoked.<worker>, ended.<cell>, closed, settled."""
+    return f"legato.step.{step}.{event}"
+
+
+def step_history(step: StepId) -> str:
+    """All events of one step."""
+    return f"legato.step.{step}.>"
+
+
+def routed_to(cell: CellId) -> str:
+    return f"legato.step.*.routed.{cell}"
+
+
+def ended_in(cell: CellId) -> str:
+    return f"legato.step.*.ended.{cell}"
+
+
+def dispatched_to(worker: WorkerId) -> str:
+    return f"legato.step.*.dispatched.{worker}"
+
+
+def revoked_from(worker: WorkerId) -> str:
+    return f"legato.step.*.revoked.{worker}"
+
+
+def worker(worker: WorkerId) -> str:
+    return f"legato.fleet.worker.{worker}"
+
+
+def kv(worker: WorkerId) -> str:
+    return f"legato.kv.{worker}"
+
+
+def kv_resync(worker: WorkerId) -> str:
+    return f"legato.resync.{worker}"
+
+
+def match(cell: CellId) -> str:
+    return f"legato.match.{cell}"
+
+
+def queue(cell: CellId) -> str:
+    return f"legato.fleet.queue.{cell}"
+
+
+def target(cell: CellId, pool: str) -> str:
+    return f"legato.fleet.target.{cell}.{pool}"
+
+
+def journal(service: str, partition: str) -> str:
+    return f"legato.journal.{service}.{partition}"
+
+
+def dead(service: str) -> str:
+    return f"legato.dead.{service}"
+
+
+def step_of(subject: str) -> StepId:
+    """The step id in a submit, cancel, out, prompt or step subject (their third token)."""
+    return StepId(subject.split(".", 3)[2])

@@ -1,0 +1,5 @@
+"""The one base error. An expected "no" is a returned outcome; an exception means a broken dependency, bad input at a door, or a bug."""
+
+
+class LegatoError(Exception):
+    """Anything that Legato raises on purpose. The message says what was wrong and what would be right."""
