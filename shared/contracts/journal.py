@@ -9,14 +9,15 @@ from shared.contracts.ids import MessageId
 class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One input as the machine saw it, and what it decided.
 
-    `source` is the stream and sequence of the input (`STEPS:123`), where the input can be read again; otherwise the input itself
-    is kept in `input`. `outputs` are the decided messages, byte for byte as published.
+    `source` is the stream and sequence that the input came from (`LEGATO_STEPS:123`), empty for heartbeats, ticks and other unstored
+    messages. `input` is the input itself, so that a journal can be replayed alone; prompts are never part of it. `outputs` are the
+    decided messages, byte for byte as published.
     """
 
     number: int  # counts the inputs of the partition from 1, through all restarts
     now_ns: int
     source: str = ""
-    input: msgspec.Raw = msgspec.Raw(b"null")
+    input: msgspec.Raw
     outputs: list[msgspec.Raw] = []
 
 

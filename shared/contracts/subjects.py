@@ -10,10 +10,11 @@ ADMITTED = "legato.step.*.admitted"
 REFUSED = "legato.step.*.refused"
 CLOSED = "legato.step.*.closed"
 SETTLED = "legato.step.*.settled"
-WORKERS = "legato.fleet.worker.>"
-KV = "legato.kv.*"
-QUEUES = "legato.fleet.queue.*"
+WORKERS = "legato.fleet.worker.*"
 TARGETS = "legato.fleet.target.*.*"
+BEATS = "legato.beat.*"
+KV = "legato.kv.*"
+QUEUES = "legato.queue.*"
 STATUS = "legato.status"  # request: every process answers with its ProcessStatus
 DEAD = "legato.dead.*"
 
@@ -64,6 +65,10 @@ def worker(worker: WorkerId) -> str:
     return f"legato.fleet.worker.{worker}"
 
 
+def beat(worker: WorkerId) -> str:
+    return f"legato.beat.{worker}"
+
+
 def kv(worker: WorkerId) -> str:
     return f"legato.kv.{worker}"
 
@@ -77,7 +82,7 @@ def match(cell: CellId) -> str:
 
 
 def queue(cell: CellId) -> str:
-    return f"legato.fleet.queue.{cell}"
+    return f"legato.queue.{cell}"
 
 
 def target(cell: CellId, pool: str) -> str:

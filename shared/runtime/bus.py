@@ -1,0 +1,247 @@
+"""One process's connection to NATS: streams, publishing, reading, objects. Nothing here knows what a message means."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import msgspec
+import nats
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.js import JetStreamContext, api
+from nats.js.errors import BucketNotFoundError, NotFoundError, ObjectNotFoundError
+
+from shared.contracts.streams import LEASES_BUCKET, MODELS_BUCKET, SNAPSHOTS_BUCKET, STREAMS, Stream
+from shared.core.errors import LegatoError
+from shared.runtime.cursor import Cursor, Record, Source
+from shared.runtime.publisher import Ack, Publisher
+
+log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 30.0
+OUTBOUND_MAX_BYTES = 64 * 2**20  # kept while the server is away
+LEASE_TTL_S = 6.0
+FETCH_TIMEOUT_S = 5.0
+_SERVER_MIN = (2, 12)
+
+
+class BusConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """`[bus]`: where NATS is. Credentials file and TLS as nats-server hands them out."""
+
+    url: str = "nats://127.0.0.1:4222"
+    credentials: str = ""  # path of a .creds file
+    replicas: int = 1  # of streams and buckets; 3 in a cluster
+
+
+class BusError(LegatoError):
+    """NATS cannot be reached or answers what it should not."""
+
+
+class Bus:
+    """Use as: `bus = await Bus.connect(config, name)`, and at the end `await bus.close()`."""
+
+    def __init__(self, client: Client, config: BusConfig) -> None:
+        self.client = client
+        self.config = config
+        self.js: JetStreamContext = client.jetstream(timeout=FETCH_TIMEOUT_S)
+        self.publisher = Publisher(client)
+        self._encode = msgspec.json.encode
+
+    @classmethod
+    async def connect(cls, config: BusConfig, name: str) -> "Bus":
+        """Connect, waiting up to 30 s for the server. Raises BusError."""
+        client = Client()
+        holder: list[Bus] = []
+
+        async def reconnected() -> None:
+            log.info("reconnected to NATS")
+            for bus in holder:
+                bus.publisher.resend_soon()
+
+        async def disconnected() -> None:
+            log.warning("lost the connection to NATS, reconnecting")
+
+        async def failed(error: Exception) -> None:
+            log.debug("NATS connection: %s", error)
+
+        options: dict[str, Any] = {"user_credentials": config.credentials} if config.credentials else {}
+        try:
+            await asyncio.wait_for(
+                _connect_when_there(client, config.url, name, (reconnected, disconnected, failed), options), CONNECT_TIMEOUT_S
+            )
+        except (nats.errors.Error, OSError, TimeoutError) as error:
+            await client.close()
+            raise BusError(f"cannot reach NATS at {config.url}: {error or 'no answer'}; is nats-server running there?") from error
+        version = client.connected_server_version
+        if (version.major, version.minor) < _SERVER_MIN:
+            await client.close()
+            raise BusError(f"nats-server {version} at {config.url} is too old; Legato needs {'.'.join(map(str, _SERVER_MIN))} or newer")
+        bus = cls(client, config)
+        holder.append(bus)
+        await bus.publisher.start()
+        return bus
+
+    async def close(self) -> None:
+        """Send what is buffered and disconnect."""
+        await self.publisher.stop()
+        if not self.client.is_closed:
+            try:
+                await asyncio.wait_for(self.client.drain(), 5.0)
+            except (nats.errors.Error, TimeoutError):
+                await self.client.close()
+
+    # --- sending -------------------------------------------------------------------------------------------------------------
+
+    async def publish(self, subject: str, data: bytes, reply: str = "") -> None:
+        """At most once, to whoever listens now."""
+        try:
+            await self.client.publish(subject, data, reply)
+        except nats.errors.OutboundBufferLimitError as error:
+            raise BusError("NATS is away and the outbound buffer is full") from error
+
+    async def store(
+        self, subject: str, data: bytes, *, msg_id: str = "", trace: str = "", expect_last: int | None = None
+    ) -> asyncio.Future[Ack]:
+        """Into the stream of that subject; the future gives the acknowledgement. See Publisher.store."""
+        return await self.publisher.store(subject, data, msg_id=msg_id, trace=trace, expect_last=expect_last)
+
+    # --- reading -------------------------------------------------------------------------------------------------------------
+
+    async def subscribe(self, subject: str, handle: Callable[[Msg], Awaitable[None]], queue: str = "") -> Subscription:
+        """Live messages only. At most 65,536 wait; more are dropped and logged by the client."""
+        return await self.client.subscribe(subject, queue=queue, cb=handle, pending_msgs_limit=65_536, pending_bytes_limit=256 * 2**20)
+
+    async def read(self, source: Source, after: int = 0) -> Cursor:
+        """A cursor behind stream sequence `after`."""
+        return await Cursor.open(self.client, source, after)
+
+    async def last(self, stream: str, subject: str) -> Record | None:
+        """The last message of a subject, or None. One direct request."""
+        return await self._direct(stream, {"last_by_subj": subject})
+
+    async def next_after(self, stream: str, subject: str, after: int) -> Record | None:
+        """The first message of a subject with a stream sequence above `after`, or None."""
+        return await self._direct(stream, {"seq": after + 1, "next_by_subj": subject})
+
+    async def history(self, stream: str, subject: str, after: int = 0) -> AsyncIterator[Record]:
+        """All stored messages of a subject or pattern, oldest first; ends with the last one that was there at the call."""
+        state = (await self.js.stream_info(stream)).state
+        last = await self.last(stream, subject)
+        if last is None or last.seq <= after:
+            return
+        cursor = await self.read(Source(stream=stream, subjects=(subject,)), max(after, state.first_seq - 1))
+        try:
+            while True:
+                for record in await asyncio.wait_for(cursor.take(512), 30.0):
+                    if record.seq <= last.seq:
+                        yield record
+                    if record.seq >= last.seq:
+                        return
+        finally:
+            await cursor.close()
+
+    async def _direct(self, stream: str, request: dict[str, Any]) -> Record | None:
+        try:
+            msg = await self.client.request(f"$JS.API.DIRECT.GET.{stream}", self._encode(request), timeout=FETCH_TIMEOUT_S)
+        except (nats.errors.Error, TimeoutError) as error:
+            raise BusError(f"cannot read {stream}: {error or 'no answer'}") from error
+        headers = msg.headers or {}
+        if headers.get("Status") == "404":
+            return None
+        if "Nats-Sequence" not in headers:
+            raise BusError(f"cannot read {stream}: {headers.get('Description', headers)}")
+        return Record(stream, int(headers["Nats-Sequence"]), headers["Nats-Subject"], msg.data, headers)
+
+    # --- streams and buckets -------------------------------------------------------------------------------------------------
+
+    async def ensure_streams(self) -> None:
+        """Create or update every stream and bucket. Safe from several processes at once."""
+        for stream in STREAMS:
+            await self._ensure(stream)
+        for bucket in (MODELS_BUCKET, SNAPSHOTS_BUCKET):
+            try:
+                await self.js.object_store(bucket)
+            except (BucketNotFoundError, NotFoundError):
+                await self.js.create_object_store(bucket, config=api.ObjectStoreConfig(replicas=self.config.replicas))
+        try:
+            await self.js.key_value(LEASES_BUCKET)
+        except (BucketNotFoundError, NotFoundError):
+            await self.js.create_key_value(
+                config=api.KeyValueConfig(LEASES_BUCKET, history=1, ttl=LEASE_TTL_S, replicas=self.config.replicas)
+            )
+
+    async def _ensure(self, stream: Stream) -> None:
+        config = api.StreamConfig(
+            name=stream.name,
+            subjects=stream.subjects,
+            max_bytes=stream.max_bytes,
+            max_age=stream.max_age_s,
+            max_msgs_per_subject=stream.max_msgs_per_subject,
+            max_msg_size=stream.max_msg_bytes,
+            duplicate_window=stream.duplicate_window_s,
+            num_replicas=self.config.replicas,
+            discard=api.DiscardPolicy.OLD,
+            storage=api.StorageType.FILE,
+            allow_direct=True,
+        )
+        try:
+            await self.js.stream_info(stream.name)
+            await self.js.update_stream(config)
+        except NotFoundError:
+            await self.js.add_stream(config)
+
+    async def put_object(self, bucket: str, name: str, content: bytes) -> None:
+        """Keep an object under a name, in pieces of 128 KiB."""
+        store = await self.js.object_store(bucket)
+        await asyncio.wait_for(store.put(name, content), 60.0)
+
+    async def get_object(self, bucket: str, name: str) -> bytes | None:
+        """The object, or None."""
+        store = await self.js.object_store(bucket)
+        try:
+            return (await asyncio.wait_for(store.get(name), 60.0)).data
+        except ObjectNotFoundError:
+            return None
+
+    async def list_objects(self, bucket: str) -> list[str]:
+        """All names, sorted."""
+        store = await self.js.object_store(bucket)
+        try:
+            return sorted(info.name for info in await asyncio.wait_for(store.list(), 30.0) if not info.deleted)
+        except NotFoundError:
+            return []
+
+    async def delete_object(self, bucket: str, name: str) -> None:
+        store = await self.js.object_store(bucket)
+        await asyncio.wait_for(store.delete(name), 30.0)
+
+
+Callback = Callable[..., Awaitable[None]]
+
+
+async def _connect_when_there(
+    client: Client, url: str, name: str, callbacks: tuple[Callback, Callback, Callback], options: dict[str, Any]
+) -> None:
+    reconnected, disconnected, failed = callbacks
+    while True:
+        try:
+            await client.connect(
+                servers=url.split(","),
+                name=name,
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=0.25,  # type: ignore[arg-type]  # seconds; nats-py sleeps so long, fractions too
+                ping_interval=5,
+                max_outstanding_pings=2,
+                pending_size=OUTBOUND_MAX_BYTES,
+                reconnected_cb=reconnected,
+                disconnected_cb=disconnected,
+                error_cb=failed,
+                allow_reconnect=True,
+                **options,
+            )
+            return
+        except (nats.errors.NoServersError, OSError):
+            await asyncio.sleep(0.2)

@@ -1,0 +1,97 @@
+"""From `legato run SERVICE` to a working process and back: configuration, logs, event loop, connections, health, signals, drain."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import uvloop
+
+from shared.core.errors import LegatoError
+from shared.runtime import config as configuration
+from shared.runtime import log as logs
+from shared.runtime.admin import AdminConfig, AdminServer
+from shared.runtime.bus import Bus, BusConfig
+from shared.runtime.telemetry import Telemetry, TelemetryConfig
+
+log = logging.getLogger(__name__)
+
+StructT = TypeVar("StructT", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How a process was started. `overrides` are `section.field=value` strings; `instance` must be unique in the fleet."""
+
+    service: str
+    instance: str = ""
+    config_path: Path | None = None
+    overrides: Sequence[str] = ()
+    env: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+
+    def section(self, kind: type[StructT], name: str) -> StructT:
+        """One section of the configuration. Raises LegatoError naming what is wrong."""
+        mine = [text.removeprefix(f"{name}.") for text in self.overrides if text.startswith(f"{name}.")]
+        return configuration.load(kind, name, self.config_path, self.env, mine)
+
+
+@dataclass(kw_only=True)
+class Context:
+    """What a service's `run` receives. Set `ready` when requests can be served; return soon after `stop` is set."""
+
+    options: Options
+    instance: str
+    bus: Bus
+    telemetry: Telemetry
+    stop: asyncio.Event
+    ready: asyncio.Event
+    status: dict[str, object] = field(default_factory=dict)  # shown by `legato status`; keep it small
+
+    def section(self, kind: type[StructT], name: str) -> StructT:
+        return self.options.section(kind, name)
+
+
+Run = Callable[[Context], Awaitable[None]]
+
+
+def main(options: Options, run: Run) -> int:
+    """Run one service until SIGTERM or SIGINT. The exit status: 0 after a drain, 1 when it could not go on."""
+    instance = options.instance or f"{options.service}-{socket.gethostname().split('.')[0]}"
+    logs.setup(options.service, instance)
+    failed = False
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(options, instance, run))
+    except* LegatoError as group:
+        for error in group.exceptions:
+            log.error("stopped: %s", error)
+        failed = True
+    return int(failed)
+
+
+async def _serve(options: Options, instance: str, run: Run) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    telemetry = Telemetry(options.service, instance, options.section(TelemetryConfig, "telemetry"))
+    bus = await Bus.connect(options.section(BusConfig, "bus"), instance)
+    try:
+        context = Context(options=options, instance=instance, bus=bus, telemetry=telemetry, stop=stop, ready=asyncio.Event())
+        admin = AdminServer(options.service, options.section(AdminConfig, "admin"), context)
+        await bus.ensure_streams()
+        await admin.start()
+        try:
+            await run(context)
+        finally:
+            context.ready.clear()
+            await admin.stop()
+    finally:
+        await bus.close()
+        telemetry.close()

@@ -1,0 +1,185 @@
+"""Publishing to JetStream with acknowledgement, many messages in flight at once.
+
+One inbox serves all acknowledgements of a connection, and one sweep re-sends what has not been acknowledged: after a broken connection
+or a restart of the server nothing is lost, and the message id keeps a second copy out of the stream.
+"""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+
+import msgspec
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from shared.core.errors import LegatoError
+
+log = logging.getLogger(__name__)
+
+IN_FLIGHT_MAX = 8192
+RESEND_AFTER_S = 2.0
+GIVE_UP_AFTER_S = 120.0  # equals the streams' duplicate window: later, a copy would no longer be noticed
+SWEEP_S = 0.25
+_WRONG_LAST_SEQUENCE = (10071, 10164)  # nats-server's error codes: another writer was there first
+
+
+class StoreError(LegatoError):
+    """JetStream refused a message, or nobody acknowledged it in time."""
+
+
+class WrongLastSequence(StoreError):
+    """The subject has moved on: somebody else wrote to it since `expect_last` was read."""
+
+
+class StreamAbsent(StoreError):
+    """No stream listens on that subject."""
+
+
+class _Error(msgspec.Struct):
+    code: int = 0
+    err_code: int = 0
+    description: str = ""
+
+
+class Ack(msgspec.Struct):
+    """JetStream's acknowledgement."""
+
+    stream: str = ""
+    seq: int = 0
+    duplicate: bool = False
+    error: _Error | None = None
+
+
+@dataclass(slots=True)
+class _Pending:
+    subject: str
+    data: bytes
+    headers: dict[str, str] | None
+    future: asyncio.Future[Ack]
+    first: float
+    sent: float = field(default=0.0)
+
+
+class Publisher:
+    """All JetStream publishing of one connection. Call `start` once; `store` thereafter."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._pending: dict[str, _Pending] = {}
+        self._count = 0
+        self._prefix = client.new_inbox()
+        self._decoder = msgspec.json.Decoder(Ack)
+        self._sweeper: asyncio.Task[None] | None = None
+        self._room = asyncio.Event()
+        self._room.set()
+
+    async def start(self) -> None:
+        await self._client.subscribe(f"{self._prefix}.*", cb=self._on_ack, pending_msgs_limit=2 * IN_FLIGHT_MAX)
+        self._sweeper = asyncio.create_task(self._sweep(), name="publisher-sweep")
+
+    async def stop(self) -> None:
+        """Stop re-sending; what is still pending fails with StoreError."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            await asyncio.gather(self._sweeper, return_exceptions=True)
+        for pending in self._pending.values():
+            if not pending.future.done():
+                pending.future.set_exception(StoreError(f"closed before {pending.subject} was acknowledged"))
+                pending.future.exception()  # whoever waits sees it; nobody else need be warned
+        self._pending.clear()
+
+    async def store(
+        self, subject: str, data: bytes, *, msg_id: str = "", trace: str = "", expect_last: int | None = None
+    ) -> asyncio.Future[Ack]:
+        """Send one message; the returned future gives the acknowledgement, or raises StoreError.
+
+        Waits only while `IN_FLIGHT_MAX` messages are unacknowledged. `expect_last` is the stream sequence that must be the subject's
+        last (0: none yet), else the future raises WrongLastSequence.
+        """
+        if len(self._pending) >= IN_FLIGHT_MAX:
+            self._room.clear()
+            await asyncio.wait_for(self._room.wait(), GIVE_UP_AFTER_S)
+        headers: dict[str, str] = {}
+        if msg_id:
+            headers["Nats-Msg-Id"] = msg_id
+        if trace:
+            headers["traceparent"] = trace
+        if expect_last is not None:
+            headers["Nats-Expected-Last-Subject-Sequence"] = str(expect_last)
+        self._count += 1
+        token = str(self._count)
+        future: asyncio.Future[Ack] = asyncio.get_running_loop().create_future()
+        pending = _Pending(subject, data, headers or None, future, time.monotonic())
+        self._pending[token] = pending
+        await self._send(token, pending)
+        return future
+
+    async def store_all(self, futures: list[asyncio.Future[Ack]]) -> None:
+        """Wait for acknowledgements; raises the first StoreError."""
+        for future in futures:
+            await future
+
+    def resend_soon(self) -> None:
+        """After a reconnect: whatever is pending goes out again with the next sweep."""
+        for pending in self._pending.values():
+            pending.sent = 0.0
+
+    async def _send(self, token: str, pending: _Pending) -> None:
+        pending.sent = time.monotonic()
+        try:
+            await self._client.publish(pending.subject, pending.data, f"{self._prefix}.{token}", pending.headers)
+        except nats.errors.OutboundBufferLimitError:
+            log.debug("outbound buffer full, will send again", extra={"subject": pending.subject})
+        except nats.errors.MaxPayloadError as error:
+            self._finish(
+                token, StoreError(f"message of {len(pending.data)} bytes on {pending.subject} is over the server's limit: {error}")
+            )
+        except nats.errors.Error as error:
+            self._finish(token, StoreError(f"cannot publish on {pending.subject}: {error}"))
+
+    def _finish(self, token: str, outcome: Ack | StoreError) -> None:
+        pending = self._pending.pop(token, None)
+        if pending is None or pending.future.done():
+            return
+        if isinstance(outcome, Ack):
+            pending.future.set_result(outcome)
+        else:
+            pending.future.set_exception(outcome)
+            pending.future.exception()  # marks it as seen: some futures are waited for much later
+        if not self._room.is_set() and len(self._pending) < IN_FLIGHT_MAX:
+            self._room.set()
+
+    async def _on_ack(self, msg: Msg) -> None:
+        token = msg.subject.rpartition(".")[2]
+        pending = self._pending.get(token)
+        if pending is None:
+            return
+        if not msg.data:  # 503: no stream listens; after a server's restart that passes
+            if time.monotonic() - pending.first > RESEND_AFTER_S * 5:
+                self._finish(token, StreamAbsent(f"no stream takes messages on {pending.subject}"))
+            else:
+                pending.sent = time.monotonic() - RESEND_AFTER_S + SWEEP_S
+            return
+        ack = self._decoder.decode(msg.data)
+        if ack.error is None:
+            self._finish(token, ack)
+        elif ack.error.err_code in _WRONG_LAST_SEQUENCE:
+            self._finish(token, WrongLastSequence(f"{pending.subject}: {ack.error.description}"))
+        elif ack.error.code == 503:
+            pending.sent = time.monotonic() - RESEND_AFTER_S + SWEEP_S
+        else:
+            self._finish(token, StoreError(f"JetStream refused {pending.subject}: {ack.error.description}"))
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            if not self._pending or not self._client.is_connected:
+                continue
+            now = time.monotonic()
+            for token, pending in list(self._pending.items()):
+                if now - pending.first > GIVE_UP_AFTER_S:
+                    self._finish(token, StoreError(f"no acknowledgement on {pending.subject} for {GIVE_UP_AFTER_S:.0f} s"))
+                elif now - pending.sent > RESEND_AFTER_S:
+                    await self._send(token, pending)

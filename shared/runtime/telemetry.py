@@ -1,0 +1,91 @@
+"""Traces and metrics of one process. Traces go out by OTLP when an endpoint is configured; metrics are read at /metrics."""
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+
+from shared.contracts.envelope import Message
+
+_PROPAGATOR = TraceContextTextMapPropagator()
+
+
+class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """`[telemetry]`: an OTLP/HTTP endpoint such as http://127.0.0.1:4318/v1/traces; empty: no traces leave the process."""
+
+    otlp_endpoint: str = ""
+
+
+class Telemetry:
+    """Counters by name, decision times, spans with the step's own parent. Cheap when no endpoint is configured."""
+
+    def __init__(self, service: str, instance: str, config: TelemetryConfig) -> None:
+        self.registry = CollectorRegistry()
+        labels = {"service": service, "instance": instance}
+        self._decisions = Counter("legato_decisions", "Inputs taken, by type", ["type", *labels], registry=self.registry)
+        self._seconds = Histogram(
+            "legato_decision_seconds",
+            "Time from taking an input to having sent what follows",
+            list(labels),
+            buckets=(1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 1e-1, 1.0),
+            registry=self.registry,
+        ).labels(**labels)
+        self._events = Counter("legato_events", "Things worth counting", ["event", *labels], registry=self.registry)
+        self._labels = labels
+        self._by_type: dict[type, Counter] = {}
+        self._tracer: trace.Tracer | None = None
+        self._provider: TracerProvider | None = None
+        if config.otlp_endpoint:
+            self._provider = TracerProvider(
+                resource=Resource.create({"service.name": f"legato-{service}", "service.instance.id": instance})
+            )
+            self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=config.otlp_endpoint)))
+            self._tracer = self._provider.get_tracer("legato")
+
+    @property
+    def tracing(self) -> bool:
+        return self._tracer is not None
+
+    def count(self, event: str, amount: int = 1) -> None:
+        self._events.labels(event=event, **self._labels).inc(amount)
+
+    def decision(self, event: Message, outputs: Sequence[Message], started_ns: int) -> None:
+        """One input was taken and its outputs were sent."""
+        kind = type(event)
+        counter = self._by_type.get(kind)
+        if counter is None:
+            counter = self._by_type[kind] = self._decisions.labels(type=str(kind.__struct_config__.tag), **self._labels)
+        counter.inc()
+        self._seconds.observe((time.time_ns() - started_ns) / 1e9)
+        if self._tracer is not None:
+            for output in outputs:
+                if output.trace:
+                    self.span(str(type(output).__struct_config__.tag), output, started_ns)
+
+    def span(self, name: str, message: Message, start_ns: int, **attributes: str | int | float) -> None:
+        """Record a finished span under the message's trace."""
+        if self._tracer is None or not message.trace:
+            return
+        context = _PROPAGATOR.extract({"traceparent": message.trace})
+        span = self._tracer.start_span(
+            name,
+            context=context,
+            start_time=start_ns,
+            attributes={"legato.step": message.step, "legato.tenant": message.tenant, **attributes},
+        )
+        span.end(time.time_ns())
+
+    def metrics(self) -> bytes:
+        """Prometheus text format."""
+        return generate_latest(self.registry)
+
+    def close(self) -> None:
+        if self._provider is not None:
+            self._provider.shutdown()
