@@ -1,5 +1,6 @@
 """From `legato run SERVICE` to a working process and back: configuration, logs, event loop, connections, health, signals, drain."""
 
+import argparse
 import asyncio
 import logging
 import os
@@ -73,6 +74,16 @@ def main(options: Options, run: Run) -> int:
             log.error("stopped: %s", error)
         failed = True
     return int(failed)
+
+
+def start(service: str, run: Run) -> int:
+    """The command line of `python -m services.<service>`; `legato run <service>` is the same."""
+    parser = argparse.ArgumentParser(prog=f"python -m services.{service}", description=f"Run Legato's {service} service alone.")
+    parser.add_argument("--config", type=Path, help="configuration file (TOML)")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help="override one setting; may be repeated")
+    parser.add_argument("--instance", default="", help="name of this process, unique in the fleet (default: service and host name)")
+    given = parser.parse_args()
+    return main(Options(service=service, instance=given.instance, config_path=given.config, overrides=given.set), run)
 
 
 async def _serve(options: Options, instance: str, run: Run) -> None:
