@@ -206,6 +206,15 @@ class Bus:
         except ObjectNotFoundError:
             return None
 
+    async def has_object(self, bucket: str, name: str) -> bool:
+        """Whether there is an object of that name."""
+        store = await self.js.object_store(bucket)
+        try:
+            await asyncio.wait_for(store.get_info(name), FETCH_TIMEOUT_S)
+        except ObjectNotFoundError:
+            return False
+        return True
+
     async def list_objects(self, bucket: str) -> list[str]:
         """All names, sorted."""
         store = await self.js.object_store(bucket)

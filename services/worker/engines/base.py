@@ -1,6 +1,6 @@
 """The protocol between a worker and its engine. Two implementations: sglang.py (real) and simulated.py (for scale and faults)."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Protocol
 
 import msgspec
@@ -67,7 +67,7 @@ class Engine(Protocol):
         """Start and wait until ready. Returns the card, what fits, and the files the card names (object name -> content).
         May be called again after `died`: the engine starts afresh, with an empty cache."""
 
-    def generate(self, request: EngineRequest) -> AsyncIterator[EngineChunk]:
+    def generate(self, request: EngineRequest) -> AsyncGenerator[EngineChunk, None]:
         """Run one attempt. Raises EngineError. The last chunk has `finish`."""
 
     async def abort(self, step: StepId, attempt: int) -> None:

@@ -1,0 +1,202 @@
+"""One attempt of a step, from its dispatch to its report."""
+
+import asyncio
+import logging
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import msgspec
+from tokenizers import Tokenizer
+
+from services.worker import captured
+from services.worker.engines.base import Engine, EngineError, EngineRequest
+from services.worker.output import OutputProcessor
+from services.worker.writer import OutputWriter
+from shared.contracts import subjects
+from shared.contracts.fleet import ModelCard
+from shared.contracts.outcomes import FinishReason, Problem, Reason, Status, Usage
+from shared.contracts.output import End
+from shared.contracts.steps import AttemptEnded, StepDispatched
+from shared.contracts.streams import PROMPTS
+from shared.core.errors import LegatoError
+from shared.runtime.bus import Bus
+from shared.runtime.clock import now_ns
+
+log = logging.getLogger(__name__)
+
+# A revocation for one of these ends the step for its reader as well; for any other reason the attempt is merely void.
+REVOKED_ENDS = {Reason.CANCELLED: Status.CANCELLED, Reason.DEADLINE_PASSED: Status.EXPIRED}
+
+
+class _PromptTokens(msgspec.Struct):
+    """The part of a Prompt that a worker needs."""
+
+    tokens: list[int]
+
+
+_PROMPT = msgspec.json.Decoder(_PromptTokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """What a worker serves while its engine lives."""
+
+    engine: Engine
+    card: ModelCard
+    tokenizer: Tokenizer
+
+
+class Attempt:
+    """Use `report = await attempt.run()`; `revoke` and `hand_back` stop it early. No report: the attempt is void, nobody waits for it."""
+
+    def __init__(self, bus: Bus, served: Served, dispatch: StepDispatched) -> None:
+        self.dispatch = dispatch
+        self.output_tokens = 0
+        self._cached_tokens = 0
+        self._prompt_tokens = dispatch.job.prompt_tokens
+        self._revoked: Reason | None = None
+        self._handed_back = False
+        self._bus = bus
+        self._served = served
+        self._started_ns = now_ns()
+        self._asked_ns = 0
+        self._first_ns = 0
+
+    async def run(self) -> AttemptEnded | None:
+        """Whatever engines, prompts and fences do is in the report; nothing is raised but bugs."""
+        try:
+            return await self._run()
+        except EngineError as error:
+            return self._failed(error.reason, str(error), retryable=error.retryable)
+        except LegatoError as error:  # fenced, or the bus stayed away
+            log.warning("attempt broken off", extra={"step": self.dispatch.step, "attempt": self.dispatch.attempt, "error": str(error)})
+            return self._failed(Reason.INTERNAL, str(error), retryable=True)
+
+    async def revoke(self, reason: Reason) -> None:
+        """Stop because the scheduler says so."""
+        self._revoked = reason
+        await self._abort()
+
+    async def hand_back(self) -> None:
+        """Stop because this worker goes away; another one goes on behind what is stored."""
+        self._handed_back = True
+        await self._abort()
+
+    async def _abort(self) -> None:
+        await self._served.engine.abort(self.dispatch.step, self.dispatch.attempt)
+
+    async def _run(self) -> AttemptEnded | None:
+        dispatch = self.dispatch
+        record = await self._bus.last(PROMPTS.name, subjects.prompt(dispatch.step))
+        if record is None:
+            return self._failed(Reason.PROMPT_LOST, "the prompt is no longer stored; submit the step again", retryable=False)
+        before = await captured.read(self._bus, dispatch.step) if dispatch.attempt > 1 else captured.Captured()
+        if before.attempt > dispatch.attempt:
+            return None
+        request = EngineRequest(
+            step=dispatch.step,
+            attempt=dispatch.attempt,
+            tokens=_PROMPT.decode(record.data).tokens,
+            resumed=before.tokens,
+            sampling=dispatch.job.sampling,
+            max_tokens=dispatch.job.max_tokens,
+            priority=dispatch.job.priority,
+        )
+        processor = OutputProcessor(self._served.tokenizer, self._served.card.eos_token_ids, request)
+        self._prompt_tokens, self.output_tokens = len(request.tokens), processor.offset
+        if before.end is not None:
+            return self._ended(before.end, before.tokens, before.text)
+        writer = OutputWriter(self._bus, dispatch, processor.offset, before.last_seq)
+        await _together(writer.run(), self._generate(request, processor, writer))
+        return self._report(writer.end, processor)
+
+    async def _generate(self, request: EngineRequest, processor: OutputProcessor, writer: OutputWriter) -> None:
+        """Engine to writer, until the output ends or the attempt is stopped."""
+        self._asked_ns = now_ns()
+        try:
+            if processor.finish is None and not self._stopped:
+                await self._consume(request, processor, writer)
+        finally:
+            writer.finish(self._end(processor))
+
+    async def _consume(self, request: EngineRequest, processor: OutputProcessor, writer: OutputWriter) -> None:
+        async with aclosing(self._served.engine.generate(request)) as chunks:
+            async for chunk in chunks:
+                if not self._first_ns:
+                    self._first_ns = now_ns()
+                    self._cached_tokens = chunk.cached_tokens
+                piece = processor.push(chunk.tokens, chunk.logprobs, chunk.finish)
+                self.output_tokens = processor.offset
+                if piece.tokens or piece.text:
+                    await writer.add(piece)
+                if piece.finish is not None:
+                    return  # closing the iterator aborts what the engine may still do
+
+    @property
+    def _stopped(self) -> bool:
+        return self._revoked is not None or self._handed_back
+
+    def _end(self, processor: OutputProcessor) -> End | None:
+        """The end that the reader is to see, if it is ours to say."""
+        usage = Usage(prompt_tokens=self._prompt_tokens, cached_tokens=self._cached_tokens, output_tokens=processor.offset)
+        if processor.finish in (FinishReason.STOP, FinishReason.LENGTH):
+            return End(status=Status.SUCCEEDED, finish_reason=processor.finish, usage=usage)
+        status = REVOKED_ENDS.get(self._revoked) if self._revoked is not None else None
+        if status is None or self._revoked is None:
+            return None
+        problem = Problem(reason=self._revoked, message=f"the step was {status} after {processor.offset} output tokens")
+        return End(status=status, finish_reason=FinishReason.CANCELLED, usage=usage, problem=problem)
+
+    def _report(self, end: End | None, processor: OutputProcessor) -> AttemptEnded | None:
+        if end is not None:
+            return self._ended(end, processor.tokens, processor.full_text)
+        if self._handed_back:
+            return self._failed(Reason.NO_CAPACITY, "the worker drains and hands the step back", retryable=True)
+        if self._revoked is not None:
+            return None
+        return self._failed(Reason.INTERNAL, f"the engine stopped early ({processor.finish})", retryable=True)
+
+    def _ended(self, end: End, tokens: list[int], text: str) -> AttemptEnded:
+        return msgspec.structs.replace(
+            self._base(end.status), finish_reason=end.finish_reason, usage=end.usage, tokens=tokens, text=text, problem=end.problem
+        )
+
+    def _failed(self, reason: Reason, message: str, *, retryable: bool) -> AttemptEnded:
+        usage = Usage(prompt_tokens=self._prompt_tokens, cached_tokens=self._cached_tokens, output_tokens=self.output_tokens)
+        return msgspec.structs.replace(
+            self._base(Status.FAILED),
+            finish_reason=FinishReason.ERROR,
+            usage=usage,
+            problem=Problem(reason=reason, message=message),
+            retryable=retryable,
+        )
+
+    def _base(self, status: Status) -> AttemptEnded:
+        dispatch, now = self.dispatch, now_ns()
+        asked = self._asked_ns or now
+        return AttemptEnded(
+            step=dispatch.step,
+            workflow=dispatch.workflow,
+            tenant=dispatch.tenant,
+            trace=dispatch.trace,
+            cell=dispatch.cell,
+            worker=dispatch.worker,
+            attempt=dispatch.attempt,
+            status=status,
+            queued_ms=(asked - self._started_ns) / 1e6,
+            ttft_ms=(self._first_ns - asked) / 1e6 if self._first_ns else 0.0,
+            total_ms=(now - self._started_ns) / 1e6,
+        )
+
+
+async def _together(*coroutines: object) -> None:
+    """Run all; the first error stops the others and is raised as it is."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]  # type: ignore[call-overload]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,124 @@
+"""What a worker says of itself: card, state, heartbeats."""
+
+import asyncio
+import logging
+
+from tokenizers import Tokenizer
+
+from services.worker.attempt import Attempt, Served
+from services.worker.config import WorkerConfig
+from services.worker.engines.base import EngineLoad
+from services.worker.kv_relay import KvRelay
+from shared.contracts import subjects
+from shared.contracts.fleet import Capacity, RunningStep, WorkerBeat, WorkerGone, WorkerRegistered, WorkerState
+from shared.contracts.ids import StepId
+from shared.contracts.streams import MODELS_BUCKET
+from shared.core.errors import LegatoError
+from shared.core.machine import ENCODER
+from shared.runtime.clock import now_ns
+
+log = logging.getLogger(__name__)
+
+_IDLE = EngineLoad(blocks_used=0, slots_used=0, waiting=0)
+
+
+class Presence:
+    """Keeps the fleet informed. `load` first; `run` beside the work."""
+
+    def __init__(self, relay: KvRelay, config: WorkerConfig, attempts: dict[StepId, Attempt]) -> None:
+        self.state = WorkerState.LOADING
+        self.served: Served | None = None
+        self.epoch = 0
+        self._relay = relay
+        self._bus = relay.bus
+        self._worker = relay.worker
+        self._config = config
+        self._engine = relay.engine
+        self._attempts = attempts
+        self._capacity = Capacity(blocks=0, slots=0)
+
+    async def load(self) -> None:
+        """Start the engine and publish the files of its card. Raises LegatoError when it does not start."""
+        self.served = None
+        card, capacity, files = await self._engine.load()
+        for name, content in files.items():
+            if not await self._bus.has_object(MODELS_BUCKET, name):
+                await self._bus.put_object(MODELS_BUCKET, name, content)
+        tokenizer = Tokenizer.from_buffer(files[card.tokenizer])
+        self.epoch = max(now_ns() // 1_000_000, self.epoch + 1)
+        self._capacity = capacity
+        self.served = Served(engine=self._engine, card=card, tokenizer=tokenizer)
+
+    async def enter(self, state: WorkerState) -> None:
+        """Change state and tell the fleet at once."""
+        if self.state is WorkerState.DRAINING:
+            return
+        self.state = state
+        log.info("worker is %s", state)
+        await self._register()
+        await self._beat()
+
+    async def run(self) -> None:
+        """Beat for ever; register again at intervals, for listeners that came late."""
+        loop = asyncio.get_running_loop()
+        registered = loop.time()
+        while True:
+            await asyncio.sleep(self._config.beat_ms / 1e3)
+            try:
+                await self._beat()
+                if loop.time() - registered > self._config.register_ms / 1e3:
+                    registered = loop.time()
+                    await self._register()
+            except LegatoError as error:
+                log.warning("heartbeat not sent", extra={"error": str(error)})
+
+    async def good_bye(self) -> None:
+        """The drain is complete."""
+        gone = WorkerGone(worker=self._worker, cell=self._config.cell, epoch=self.epoch, time_ns=now_ns())
+        await (await self._bus.store(subjects.worker(self._worker), ENCODER.encode(gone)))
+
+    async def _register(self) -> None:
+        if self.served is None:
+            return
+        registered = WorkerRegistered(
+            time_ns=now_ns(),
+            worker=self._worker,
+            cell=self._config.cell,
+            pool=self._config.pool,
+            epoch=self.epoch,
+            state=self.state,
+            card=self.served.card,
+            hardware=self._config.hardware,
+            capacity=self._capacity,
+            engine=self._config.engine,
+        )
+        await self._bus.store(subjects.worker(self._worker), ENCODER.encode(registered))
+
+    async def _beat(self) -> None:
+        load = await self._stats()
+        beat = WorkerBeat(
+            time_ns=now_ns(),
+            worker=self._worker,
+            cell=self._config.cell,
+            epoch=self.epoch,
+            state=self.state,
+            blocks_used=load.blocks_used,
+            slots_used=load.slots_used,
+            waiting=load.waiting,
+            running=[RunningStep(step, each.dispatch.attempt, each.output_tokens) for step, each in self._attempts.items()],
+            kv_seq=self._relay.seq,
+        )
+        await self._bus.publish(subjects.beat(self._worker), ENCODER.encode(beat))
+
+    async def _stats(self) -> EngineLoad:
+        """The engine's load; a busy engine that answers late must not silence the heartbeat."""
+        if self.state in (WorkerState.LOADING, WorkerState.DOWN):
+            return _IDLE
+        try:
+            async with asyncio.timeout(self._config.beat_ms / 1e3):
+                self._load = await self._engine.stats()
+        except (LegatoError, TimeoutError) as error:
+            log.info("engine load not known", extra={"error": str(error)})
+        return self._load
+
+    _load = _IDLE

@@ -1,0 +1,191 @@
+"""Wiring of a worker: registration, heartbeats, dispatches, revocations, KV events, drain. It decides nothing beyond its own engine."""
+
+import asyncio
+import logging
+
+import msgspec
+from nats.aio.msg import Msg
+
+from services.worker.attempt import Attempt
+from services.worker.config import WorkerConfig
+from services.worker.engines.choice import build
+from services.worker.fleet import Presence
+from services.worker.kv_relay import KvRelay
+from shared.contracts import subjects
+from shared.contracts.fleet import WorkerState
+from shared.contracts.ids import StepId, WorkerId, is_subject_token
+from shared.contracts.outcomes import FinishReason, Problem, Reason, Status
+from shared.contracts.steps import AttemptEnded, StepDispatched, StepRevoked
+from shared.core.errors import LegatoError
+from shared.core.machine import ENCODER
+from shared.runtime.bus import Bus
+from shared.runtime.clock import now_ns
+from shared.runtime.lifecycle import Context
+
+log = logging.getLogger(__name__)
+
+HAND_BACK_TIMEOUT_S = 5.0  # for attempts to store what they have and report
+
+_DISPATCH = msgspec.json.Decoder(StepDispatched)
+_REVOKE = msgspec.json.Decoder(StepRevoked)
+
+
+async def run(context: Context) -> None:
+    """Serve until told to stop, then drain."""
+    if not is_subject_token(context.instance):
+        raise LegatoError(f"a worker's instance name is part of NATS subjects: letters, digits, - and _ only, not {context.instance!r}")
+    config = context.section(WorkerConfig, "worker")
+    await Worker(context, config).run()
+
+
+class Worker:
+    """One engine and the attempts in its hands."""
+
+    def __init__(self, context: Context, config: WorkerConfig) -> None:
+        self._context = context
+        self._config = config
+        self._bus: Bus = context.bus
+        self._id = WorkerId(context.instance)
+        self._engine = build(config.engine, context.options)
+        self._attempts: dict[StepId, Attempt] = {}
+        self._relay = KvRelay(self._bus, self._id, config.cell, self._engine)
+        self._presence = Presence(self._relay, config, self._attempts)
+        self._idle = asyncio.Event()
+        self._tasks: asyncio.TaskGroup
+
+    async def run(self) -> None:
+        await self._bus.subscribe(subjects.dispatched_to(self._id), self._on_dispatch)
+        await self._bus.subscribe(subjects.revoked_from(self._id), self._on_revoke)
+        await self._bus.subscribe(subjects.kv_resync(self._id), self._relay.on_resync)
+        async with asyncio.TaskGroup() as self._tasks:
+            serving = self._tasks.create_task(self._serve())
+            beating = self._tasks.create_task(self._presence.run())
+            await self._context.stop.wait()
+            await self._drain()
+            serving.cancel()
+            beating.cancel()
+        await self._presence.good_bye()
+
+    async def _serve(self) -> None:
+        """Load the engine; when it dies, load it again, after a wait that grows while it keeps dying."""
+        wait_s = 0.5
+        while True:
+            await self._presence.enter(WorkerState.LOADING)
+            try:
+                await self._presence.load()
+            except LegatoError as error:
+                log.error("the engine did not start: %s", error)
+            else:
+                wait_s = min(wait_s, 0.5) if await self._serve_until_death() else wait_s
+            if self._context.stop.is_set():
+                return
+            await self._presence.enter(WorkerState.DOWN)
+            await asyncio.sleep(wait_s)
+            wait_s = min(wait_s * 2, self._config.restart_wait_max_s)
+
+    async def _serve_until_death(self) -> bool:
+        """Whether the engine lived long enough to count as healthy."""
+        started = asyncio.get_running_loop().time()
+        relaying = self._tasks.create_task(self._relay.run(self._presence.epoch))
+        await self._presence.enter(WorkerState.READY)
+        self._context.ready.set()
+        try:
+            reason = await self._engine.died()
+            log.error("the engine died: %s", reason)
+        finally:
+            self._context.ready.clear()
+            relaying.cancel()
+        return asyncio.get_running_loop().time() - started > 60.0
+
+    # --- attempts ------------------------------------------------------------------------------------------------------------
+
+    async def _on_dispatch(self, msg: Msg) -> None:
+        try:
+            dispatch = _DISPATCH.decode(msg.data)
+        except msgspec.DecodeError as error:
+            log.error("unreadable dispatch", extra={"subject": msg.subject, "error": str(error)})
+            return
+        known = self._attempts.get(dispatch.step)
+        if known is not None:
+            if known.dispatch.attempt >= dispatch.attempt:
+                return
+            await known.revoke(Reason.INTERNAL)
+        served = self._presence.served
+        if served is None or self._presence.state is not WorkerState.READY or len(self._attempts) >= self._config.attempts_max:
+            self._tasks.create_task(self._report(refused(dispatch, self._presence.state)))
+            return
+        attempt = self._attempts[dispatch.step] = Attempt(self._bus, served, dispatch)
+        self._tasks.create_task(self._run(attempt))
+
+    async def _run(self, attempt: Attempt) -> None:
+        dispatch = attempt.dispatch
+        started = now_ns()
+        try:
+            report = await attempt.run()
+        except Exception as error:  # a bug: say so where the step is followed, and go on serving
+            log.exception("an attempt failed")
+            report = refused(dispatch, self._presence.state, f"{type(error).__name__}: {error}")
+        finally:
+            if self._attempts.get(dispatch.step) is attempt:
+                del self._attempts[dispatch.step]
+            if not self._attempts:
+                self._idle.set()
+        if report is not None:
+            await self._report(report)
+        self._context.telemetry.count(f"attempts_{report.status if report else 'void'}")
+        self._context.telemetry.span("worker.attempt", dispatch, started, worker=self._id, attempt=dispatch.attempt)
+
+    async def _report(self, report: AttemptEnded) -> None:
+        data = ENCODER.encode(report)
+        msg_id = f"{report.step}.ended.{report.attempt}"
+        await (await self._bus.store(subjects.step_event(report.step, f"ended.{report.cell}"), data, msg_id=msg_id, trace=report.trace))
+
+    async def _on_revoke(self, msg: Msg) -> None:
+        try:
+            revoked = _REVOKE.decode(msg.data)
+        except msgspec.DecodeError as error:
+            log.error("unreadable revocation", extra={"subject": msg.subject, "error": str(error)})
+            return
+        attempt = self._attempts.get(revoked.step)
+        if attempt is not None and attempt.dispatch.attempt == revoked.attempt:
+            await attempt.revoke(revoked.reason)
+
+    async def _drain(self) -> None:
+        """Take nothing new, let running attempts finish, hand back what is left, stop the engine."""
+        await self._presence.enter(WorkerState.DRAINING)
+        if not await self._all_done(self._config.drain_timeout_s):
+            for attempt in list(self._attempts.values()):
+                await attempt.hand_back()
+            await self._all_done(HAND_BACK_TIMEOUT_S)
+        await self._engine.drain(self._config.drain_timeout_s)
+
+
+    async def _all_done(self, timeout_s: float) -> bool:
+        """Whether no attempt was left within the time."""
+        if self._attempts:
+            self._idle.clear()
+            try:
+                await asyncio.wait_for(self._idle.wait(), timeout_s)
+            except TimeoutError:
+                return False
+        return True
+
+
+def refused(dispatch: StepDispatched, state: WorkerState, bug: str = "") -> AttemptEnded:
+    """The report of an attempt that this worker cannot run; another may."""
+    return AttemptEnded(
+        id=dispatch.id,
+        step=dispatch.step,
+        workflow=dispatch.workflow,
+        tenant=dispatch.tenant,
+        trace=dispatch.trace,
+        cell=dispatch.cell,
+        worker=dispatch.worker,
+        attempt=dispatch.attempt,
+        status=Status.FAILED,
+        finish_reason=FinishReason.ERROR,
+        problem=Problem(reason=Reason.INTERNAL, message=bug)
+        if bug
+        else Problem(reason=Reason.NO_CAPACITY, message=f"the worker is {state}"),
+        retryable=True,
+    )

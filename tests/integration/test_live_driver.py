@@ -1,0 +1,237 @@
+"""The live driver with a small machine of its own: what it promises to every deciding service."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from shared.contracts import subjects
+from shared.contracts.envelope import Message, Tick
+from shared.contracts.ids import StepId
+from shared.contracts.journal import DeadLetter, JournalBatch
+from shared.contracts.outcomes import Status
+from shared.contracts.output import End, Output
+from shared.contracts.steps import CancelRequested
+from shared.contracts.streams import DEAD, OUT, STEPS
+from shared.core.machine import ENCODER, Machine
+from shared.drivers.journal import Reader
+from shared.drivers.live import LiveDriver, Wiring
+from shared.runtime.bus import Bus, BusConfig
+from shared.runtime.cursor import Source
+from shared.runtime.lease import LeaseLost
+from shared.runtime.publisher import StoreError
+from shared.runtime.telemetry import Telemetry, TelemetryConfig
+
+
+class Counted(msgspec.Struct):
+    seen: int = 0
+    ticks: int = 0
+
+
+class Limit(msgspec.Struct, frozen=True):
+    greeting: str = "hello"
+
+
+def apply(state: Counted, event: Message, now_ns: int) -> None:
+    if isinstance(event, CancelRequested):
+        state.seen += 1
+    elif isinstance(event, Tick):
+        state.ticks += 1
+
+
+def decide(state: Counted, event: Message, now_ns: int, config: Limit) -> list[Message]:
+    if not isinstance(event, CancelRequested):
+        return []
+    if event.why == "bug":
+        raise ZeroDivisionError("planted")
+    return [Output(step=event.step, text=f"{config.greeting} {state.seen}", end=End(status=Status.SUCCEEDED))]
+
+
+MACHINE = Machine(
+    name="counter",
+    state=Counted,
+    config=Limit,
+    inputs=CancelRequested | Tick,
+    start=lambda config: Counted(),
+    apply=apply,
+    decide=decide,
+    wake_ns=lambda state, config: None,
+)
+
+
+@pytest.fixture
+async def bus(nats_url: str) -> AsyncIterator[Bus]:
+    bus = await Bus.connect(BusConfig(url=nats_url), "test")
+    await bus.ensure_streams()
+    for name in (STEPS.name, OUT.name, DEAD.name):
+        await bus.js.purge_stream(name)
+    yield bus
+    await bus.close()
+
+
+_PARTITIONS = iter(range(1_000_000))
+
+
+@pytest.fixture
+def partition() -> str:
+    """A partition of its own per test: journals are kept for good."""
+    return f"p{next(_PARTITIONS)}"
+
+
+@asynccontextmanager
+async def driven(bus: Bus, partition: str, machine: Machine[Counted, Limit] = MACHINE, instance: str = "one") -> AsyncIterator[LiveDriver]:
+    """A running driver; leaving the block is a kill (no drain)."""
+    wiring = Wiring(sources=[Source(stream=STEPS.name, subjects=("legato.cancel.*",))])
+    driver = LiveDriver(machine, Limit(), bus, wiring, Telemetry("counter", instance, TelemetryConfig()))
+    task = asyncio.create_task(driver.run(partition, instance, asyncio.Event()))
+    waiting = asyncio.create_task(driver.ready.wait())
+    await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED, timeout=20)
+    try:
+        yield driver
+    finally:
+        task.cancel()
+        waiting.cancel()
+        await asyncio.gather(task, waiting, return_exceptions=True)
+
+
+async def send(bus: Bus, step: str, why: str = "") -> None:
+    await (await bus.store(subjects.cancel(StepId(step)), ENCODER.encode(CancelRequested(step=StepId(step), why=why))))
+
+
+async def answers(bus: Bus, step: str, count: int = 1) -> list[Output]:
+    """The stored outputs of a step, once there are `count`."""
+    found: list[Output] = []
+    cursor = await bus.read(Source(stream=OUT.name, subjects=(subjects.out(StepId(step)),)))
+    async with asyncio.timeout(15):
+        while len(found) < count:
+            found += [msgspec.json.decode(record.data, type=Output) for record in await cursor.take(10)]
+    await cursor.close()
+    return found
+
+
+async def journalled(driver: LiveDriver) -> None:
+    await asyncio.wait_for(driver._writer.empty.wait(), 15)
+
+
+async def test_each_input_is_decided_once_and_in_order(bus: Bus, partition: str) -> None:
+    async with driven(bus, partition) as driver:
+        for number in range(50):
+            await send(bus, f"{partition}s{number}")
+        texts = [(await answers(bus, f"{partition}s{number}"))[0].text for number in (0, 25, 49)]
+        await journalled(driver)
+    assert texts == ["hello 1", "hello 26", "hello 50"]
+
+
+async def test_a_killed_driver_goes_on_where_its_journal_ends(bus: Bus, partition: str) -> None:
+    async with driven(bus, partition) as driver:
+        await send(bus, f"{partition}a")
+        await answers(bus, f"{partition}a")
+        await journalled(driver)
+    await send(bus, f"{partition}b")
+    async with driven(bus, partition) as driver:
+        [second] = await answers(bus, f"{partition}b")
+        assert driver.state.seen == 2
+    assert second.text == "hello 2"
+    assert [o.text for o in await answers(bus, f"{partition}a")] == ["hello 1"]
+
+
+async def test_an_input_that_meets_a_bug_is_parked_and_the_next_one_is_served(bus: Bus, partition: str) -> None:
+    async with driven(bus, partition) as driver:
+        await send(bus, f"{partition}a")
+        await send(bus, f"{partition}b", why="bug")
+        await send(bus, f"{partition}c")
+        [third] = await answers(bus, f"{partition}c")
+        await journalled(driver)
+    assert third.text == "hello 2", "the state must not hold the input that failed"
+    letter = await bus.last(DEAD.name, subjects.dead("counter"))
+    assert letter is not None
+    assert "ZeroDivisionError: planted" in msgspec.json.decode(letter.data, type=DeadLetter).error
+
+
+async def test_what_cannot_be_read_is_parked_with_the_reason(bus: Bus, partition: str) -> None:
+    async with driven(bus, partition):
+        await (await bus.store("legato.cancel.x", b'{"type":"step.cancel","why":7}'))
+        await send(bus, f"{partition}a")
+        await answers(bus, f"{partition}a")
+    letter = await bus.last(DEAD.name, subjects.dead("counter"))
+    assert letter is not None
+    assert "why" in msgspec.json.decode(letter.data, type=DeadLetter).error
+
+
+async def test_the_journal_holds_what_a_replay_needs(bus: Bus, partition: str) -> None:
+    async with driven(bus, partition) as driver:
+        await send(bus, f"{partition}a")
+        await answers(bus, f"{partition}a")
+        await journalled(driver)
+    reader = Reader(bus, MACHINE, partition)
+    batches = [record async for _, record in reader.records() if isinstance(record, JournalBatch)]
+    entries = [entry for batch in batches for entry in batch.entries if entry.outputs]
+    [entry] = entries
+    assert reader.input(entry).step == f"{partition}a"
+    assert reader.outputs(entry)[0].text == "hello 1"  # type: ignore[attr-defined]
+    stored = await bus.last(OUT.name, subjects.out(StepId(f"{partition}a")))
+    assert stored is not None
+    assert bytes(entry.outputs[0]) == stored.data
+
+
+async def test_a_restart_with_the_same_name_takes_over_and_stops_the_old_one(bus: Bus, partition: str) -> None:
+    wiring = Wiring(sources=[Source(stream=STEPS.name, subjects=("legato.cancel.*",))])
+    old = LiveDriver(MACHINE, Limit(), bus, wiring, Telemetry("counter", "one", TelemetryConfig()))
+    running = asyncio.create_task(old.run(partition, "one", asyncio.Event()))
+    await asyncio.wait_for(old.ready.wait(), 15)
+    async with driven(bus, partition):
+        await send(bus, f"{partition}a")
+        await answers(bus, f"{partition}a")
+        with pytest.raises((LeaseLost, StoreError)):
+            await asyncio.wait_for(running, 15)
+        assert len(await answers(bus, f"{partition}a")) >= 1
+
+
+async def test_a_second_process_stands_by_until_the_first_one_leaves(bus: Bus, partition: str) -> None:
+    wiring = Wiring(sources=[Source(stream=STEPS.name, subjects=("legato.cancel.*",))])
+    stop = asyncio.Event()
+    first = LiveDriver(MACHINE, Limit(), bus, wiring, Telemetry("counter", "one", TelemetryConfig()))
+    running = asyncio.create_task(first.run(partition, "one", stop))
+    await asyncio.wait_for(first.ready.wait(), 15)
+    second = LiveDriver(MACHINE, Limit(), bus, wiring, Telemetry("counter", "two", TelemetryConfig()))
+    standing_by = asyncio.create_task(second.run(partition, "two", asyncio.Event()))
+    await send(bus, f"{partition}a")
+    await answers(bus, f"{partition}a")
+    assert not second.ready.is_set()
+    stop.set()
+    await asyncio.wait_for(running, 15)
+    await asyncio.wait_for(second.ready.wait(), 15)
+    assert second.state.seen == first.state.seen
+    standing_by.cancel()
+    await asyncio.gather(standing_by, return_exceptions=True)
+
+
+async def test_a_drain_leaves_a_snapshot_that_recovery_starts_from(bus: Bus, partition: str) -> None:
+    wiring = Wiring(sources=[Source(stream=STEPS.name, subjects=("legato.cancel.*",))])
+    stop = asyncio.Event()
+    driver = LiveDriver(MACHINE, Limit(), bus, wiring, Telemetry("counter", "one", TelemetryConfig()))
+    running = asyncio.create_task(driver.run(partition, "one", stop))
+    await asyncio.wait_for(driver.ready.wait(), 15)
+    await send(bus, f"{partition}a")
+    await answers(bus, f"{partition}a")
+    stop.set()
+    await asyncio.wait_for(running, 15)
+    snapshot = await Reader(bus, MACHINE, partition).snapshot()
+    assert snapshot is not None
+    assert msgspec.json.decode(snapshot.state, type=Counted).seen == driver.state.seen
+    assert snapshot.number >= 1
+
+
+async def test_a_changed_machine_is_free_to_decide_differently_from_now_on(bus: Bus, partition: str) -> None:
+    async with driven(bus, partition) as driver:
+        await send(bus, f"{partition}a")
+        await answers(bus, f"{partition}a")
+        await journalled(driver)
+    loud = replace(MACHINE, decide=lambda s, e, n, c: [Output(step=e.step, text="LOUD")] if isinstance(e, CancelRequested) else [])
+    async with driven(bus, partition, loud):
+        await send(bus, f"{partition}b")
+        [answer] = await answers(bus, f"{partition}b")
+    assert answer.text == "LOUD"
