@@ -10,16 +10,30 @@ from array import array
 from collections.abc import Sequence
 
 
+class BlockHasher:
+    """The hashes of a token sequence that still grows."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self.hashes: list[int] = []  # of each full block so far
+        self._width = block_tokens * 4
+        self._digest = b""
+        self._rest = b""  # the incomplete last block, packed
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append `tokens`. Raises OverflowError for a token that is not an unsigned 32-bit number."""
+        packed = array("I", tokens)
+        if packed.itemsize != 4:
+            raise AssertionError("array('I') must hold 4-byte integers")
+        data = self._rest + packed.tobytes()
+        full = len(data) // self._width * self._width
+        for start in range(0, full, self._width):
+            self._digest = hashlib.sha256(self._digest + data[start : start + self._width]).digest()
+            self.hashes.append(int.from_bytes(self._digest[:8], "big", signed=True))
+        self._rest = data[full:]
+
+
 def block_hashes(tokens: Sequence[int], block_tokens: int) -> list[int]:
     """The hash of each full block of `tokens`; the incomplete last block has none."""
-    packed = array("I", tokens)
-    if packed.itemsize != 4:
-        raise AssertionError("array('I') must hold 4-byte integers")
-    data = packed.tobytes()
-    width = block_tokens * 4
-    hashes: list[int] = []
-    digest = b""
-    for start in range(0, len(tokens) // block_tokens * width, width):
-        digest = hashlib.sha256(digest + data[start : start + width]).digest()
-        hashes.append(int.from_bytes(digest[:8], "big", signed=True))
-    return hashes
+    hasher = BlockHasher(block_tokens)
+    hasher.extend(tokens)
+    return hasher.hashes

@@ -1,0 +1,361 @@
+"""A SIMULATED engine: it serves a fixed text from no model at all, in the time that a real engine would take by the step law.
+
+What is real: the protocol, the tokenizer, queueing, continuous batching, chunked prefill, the paged prefix cache with its events and
+evictions, retraction, and the durations, as far as shared/core's models of them are right. What is made up: every token (prose.py) and
+every log-probability. Temperature, penalties, logit_bias and the other sampling fields are accepted and change nothing, except `seed`
+(chooses where the text starts), `stop_token_ids` with `min_tokens`, `max_tokens` and `logprobs`. It never says an end-of-sequence token.
+
+Where it may be used: tests, demonstrations without a model, fleets of many workers on one machine, fault drills, and benchmarks of the
+control plane itself (`law = "instant"`). Never where somebody expects an answer. Workers that run it say so in `WorkerRegistered.engine`
+and `Hardware.kind`.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Hashable
+from hashlib import sha256
+
+import msgspec
+
+from services.worker.engines import byte_tokenizer, prose
+from services.worker.engines.base import EngineChunk, EngineError, EngineLoad, EngineRequest, KvBatch
+from shared.contracts.fleet import Capacity, ModelCard
+from shared.contracts.ids import ModelName, StepId
+from shared.contracts.kv import KvEvent
+from shared.contracts.outcomes import FinishReason, Reason
+from shared.contracts.output import TokenLogprob, TopLogprob
+from shared.core.batching import Batching, BatchingConfig, Refusal, Request, Step
+from shared.core.blocks import BlockHasher
+from shared.core.step_law import decode_ns, prefill_ns, preset
+
+LAG_MAX_S = 0.05  # an iteration that starts later than due, by more than this, does not catch up
+
+_log = logging.getLogger(__name__)
+
+
+class SimulatedConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is simulated. `law` is a preset of shared/core/step_law.py."""
+
+    model: str = "sim-small"
+    law: str = "8b-h100"
+    time_scale: float = 1.0  # every duration is multiplied by this: 2.0 is an engine half as fast
+    load_s: float = 0.0  # weights loading, before time_scale
+    blocks: int = 8192
+    block_tokens: int = 16
+    slots: int = 64
+    queue_max: int = 1024
+    tokens_per_step: int = 2048
+    context_tokens: int = 32768
+    kv_batches_max: int = 4096  # not yet read by the worker; older ones are dropped, a gap in seq shows it
+    crash_after_s: float | None = None  # fault drill: the engine dies that long after each load
+
+    def batching(self) -> BatchingConfig:
+        return BatchingConfig(
+            blocks=self.blocks,
+            block_tokens=self.block_tokens,
+            slots=self.slots,
+            queue_max=self.queue_max,
+            tokens_per_step=self.tokens_per_step,
+        )
+
+
+class _Stream:
+    """One attempt between the engine's loop and its consumer. No token waits in it: the text between two positions is known,
+    so a slow consumer costs nothing and later takes all at once.
+
+    It is also the attempt's chain of block hashes (kv_cache.Chain), prompt and output.
+    """
+
+    def __init__(self, request: EngineRequest, stop: int, ending: FinishReason, block_tokens: int) -> None:
+        self.offset = prose.offset_of(request.sampling.seed, request.tokens)
+        self.taken = self.produced = self.resumed = len(request.resumed)  # output tokens
+        self.ending = ending  # how it ends once `stop` tokens are produced
+        self.finish: FinishReason | None = None
+        self.error: EngineError | None = None
+        self.request = Request(
+            key=(request.step, request.attempt),
+            prompt_tokens=len(request.tokens) + len(request.resumed),
+            output_tokens=stop - len(request.resumed),
+            chain=self,
+            priority=request.priority,
+        )
+        self._hasher = BlockHasher(block_tokens)
+        self._hasher.extend(request.tokens)
+        self._hasher.extend(request.resumed)
+        self._hashed = self.resumed  # output tokens
+        self._block_tokens = block_tokens
+        self._news = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def wake(self) -> None:
+        """Something changed: let the consumer look."""
+        self._news = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def changed(self) -> None:
+        """Wait for `wake`, or return at once if it was called since the last time. An asyncio.Event at half the cost, for one waiter."""
+        if not self._news:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter  # without a timeout: whatever ends the engine's loop wakes every stream
+        self._news = False
+
+    def __getitem__(self, index: int, /) -> int:
+        while index >= len(self._hasher.hashes):
+            end = self._hashed + self._block_tokens
+            self._hasher.extend(prose.tokens_at(self.offset, self._hashed, end))
+            self._hashed = end
+        return self._hasher.hashes[index]
+
+
+class SimulatedEngine:
+    """See the module's first lines."""
+
+    def __init__(self, config: SimulatedConfig) -> None:
+        self.config = config
+        self._law = preset(config.law)
+        self._context_tokens = min(config.context_tokens, config.blocks * config.block_tokens)
+        self._batching = Batching(config.batching(), self._law)
+        self._streams: dict[Hashable, _Stream] = {}
+        self._loop: asyncio.Task[None] | None = None
+        self._work = asyncio.Event()  # something was submitted
+        self._quiet = asyncio.Event()  # no attempt is here
+        self._quiet.set()
+        self._refusing = "the engine is not loaded"  # why no attempt is taken now
+        self._dead = asyncio.Event()
+        self._death = ""
+        self._kv: deque[KvBatch] = deque(maxlen=config.kv_batches_max)
+        self._kv_changed = asyncio.Event()
+        self._kv_seq = 0
+        self._closed = False
+
+    async def load(self) -> tuple[ModelCard, Capacity, dict[str, bytes]]:
+        """Let the weights' loading time pass, then run with an empty cache."""
+        if self._loop is not None and not self._loop.done():
+            raise AssertionError("the engine runs already")
+        _log.info("simulated engine %s: no model is loaded, its answers are a fixed text", self.config.model)
+        await asyncio.sleep(self.config.load_s * self.config.time_scale)
+        self._batching = Batching(self.config.batching(), self._law)
+        self._kv.clear()
+        self._kv_seq = 0
+        self._dead.clear()
+        self._refusing = ""
+        self._loop = asyncio.create_task(self._run(), name="simulated-engine")
+        tokenizer = byte_tokenizer.build()
+        name = sha256(tokenizer).hexdigest()
+        return self._card(name), self._capacity(), {name: tokenizer}
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineChunk, None]:
+        """Run one attempt. Raises EngineError. The last chunk has `finish`."""
+        self._check(request)
+        stop, ending = self._end_of(request)
+        if stop <= len(request.resumed):
+            yield EngineChunk(tokens=[], finish=ending)
+            return
+        stream = _Stream(request, stop, ending, self.config.block_tokens)
+        self._submit(stream)
+        try:
+            while True:
+                await stream.changed()
+                chunk = _take(stream, request)
+                yield chunk
+                if chunk.finish is not None:
+                    return
+        finally:
+            self._forget(stream)
+
+    async def abort(self, step: StepId, attempt: int) -> None:
+        """Stop an attempt; tokens that it has produced still come, with finish CANCELLED. Unknown attempts are ignored."""
+        stream = self._streams.get((step, attempt))
+        if stream is not None and stream.finish is None:
+            self._batching.abort(stream.request)
+            stream.finish = FinishReason.CANCELLED
+            stream.wake()
+
+    async def stats(self) -> EngineLoad:
+        """The load now."""
+        batching = self._batching
+        return EngineLoad(blocks_used=batching.cache.used, slots_used=batching.running, waiting=batching.waiting)
+
+    async def kv_events(self) -> AsyncIterator[KvBatch]:
+        """Cache changes, each told when the iteration begins that computes the blocks. Goes on through crash and reload; ends with
+        drain."""
+        while not self._closed:
+            while self._kv:
+                yield self._kv.popleft()
+            self._kv_changed.clear()
+            await self._kv_changed.wait()  # without a timeout: an idle engine changes nothing, and drain sets it
+
+    async def kv_snapshot(self) -> tuple[int, list[int]]:
+        """The last `seq` and every block hash held as of it."""
+        return self._kv_seq, self._batching.cache.hashes()
+
+    async def died(self) -> str:
+        """Returns when `crash` was called or `crash_after_s` is over, with the reason."""
+        await self._dead.wait()
+        return self._death
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no more attempts, let those here finish for at most `timeout_s`, and stop for good."""
+        self._refusing = "the engine is draining"
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._quiet.wait()
+        except TimeoutError:
+            _log.warning("drain: %d attempts were still here after %s s", len(self._streams), timeout_s)
+        await self._halt("the engine was stopped")
+        self._closed = True
+        self._kv_changed.set()
+
+    async def crash(self, reason: str) -> None:
+        """Fault drill: lose every attempt and the cache, as when an engine's process is killed. `load` starts it again."""
+        await self._halt(reason)
+        self._die(reason)
+
+    async def _run(self) -> None:
+        try:
+            async with asyncio.timeout(self.config.crash_after_s):
+                await self._iterate()
+        except TimeoutError:
+            self._die(f"crashed after {self.config.crash_after_s} s, as configured")
+        except Exception as error:
+            _log.exception("the simulated engine failed")
+            self._die(f"{type(error).__name__}: {error}")
+
+    async def _iterate(self) -> None:
+        """Run iterations one after another, each due a duration after the one before, so that late wake-ups do not add up."""
+        clock = asyncio.get_running_loop().time
+        due = clock()
+        while True:
+            if self._batching.idle:
+                self._work.clear()
+                await self._work.wait()
+                due = clock()
+            step = self._batching.step()
+            self._publish(step.kv_events)
+            due = max(due + step.duration_ns * 1e-9 * self.config.time_scale, clock() - LAG_MAX_S)
+            await asyncio.sleep(max(0.0, due - clock()))
+            self._deliver(step)
+
+    def _deliver(self, step: Step) -> None:
+        for request in step.produced:
+            stream = self._streams.get(request.key)
+            if stream is None or stream.request is not request or stream.finish is not None:
+                continue  # its consumer went away while the iteration ran
+            stream.produced = stream.resumed + request.produced
+            if request.produced == request.output_tokens:
+                stream.finish = stream.ending
+            stream.wake()
+
+    def _publish(self, events: list[KvEvent]) -> None:
+        if events:
+            self._kv_seq += 1
+            self._kv.append(KvBatch(seq=self._kv_seq, events=events))
+            self._kv_changed.set()
+
+    def _check(self, request: EngineRequest) -> None:
+        if self._refusing:
+            raise EngineError(self._refusing, reason=Reason.NO_CAPACITY, retryable=True)
+        if not 1 <= len(request.tokens) < self._context_tokens:
+            message = f"a prompt has 1 to {self._context_tokens - 1} tokens here, not {len(request.tokens)}"
+            raise EngineError(message, reason=Reason.CONTEXT_TOO_LONG if request.tokens else Reason.ENGINE_REJECTED, retryable=False)
+        for tokens in (request.tokens, request.resumed):
+            if tokens and not (min(tokens) >= 0 and max(tokens) < byte_tokenizer.VOCAB_SIZE):
+                raise EngineError(f"token ids lie below {byte_tokenizer.VOCAB_SIZE}", retryable=False)
+
+    def _end_of(self, request: EngineRequest) -> tuple[int, FinishReason]:
+        """How many output tokens there will be, and why no more."""
+        sampling = request.sampling
+        limit = min(request.max_tokens, self._context_tokens - len(request.tokens))
+        start = max(len(request.resumed), sampling.min_tokens)
+        place = prose.first_of(sampling.stop_token_ids, prose.offset_of(sampling.seed, request.tokens), start, limit)
+        return (limit, FinishReason.LENGTH) if place is None else (place + 1, FinishReason.STOP)
+
+    def _submit(self, stream: _Stream) -> None:
+        key = stream.request.key
+        if key in self._streams:
+            raise EngineError(f"attempt {key} runs here already", retryable=False)
+        refusal = self._batching.submit(stream.request)
+        if refusal is Refusal.QUEUE_FULL:
+            raise EngineError("the engine's queue is full", reason=Reason.QUEUE_FULL, retryable=True)
+        if refusal is Refusal.TOO_LONG:
+            raise AssertionError("a context that was checked does not fit into the cache")
+        self._streams[key] = stream
+        self._quiet.clear()
+        self._work.set()
+
+    def _forget(self, stream: _Stream) -> None:
+        self._batching.abort(stream.request)
+        if self._streams.get(stream.request.key) is stream:
+            del self._streams[stream.request.key]
+        if not self._streams:
+            self._quiet.set()
+
+    async def _halt(self, reason: str) -> None:
+        """End the loop, and every stream with an error."""
+        self._refusing = reason
+        if self._loop is not None:
+            self._loop.cancel()
+            await asyncio.wait({self._loop})
+        self._fail_streams(reason)
+
+    def _die(self, reason: str) -> None:
+        self._refusing = self._death = reason
+        self._fail_streams(reason)
+        self._dead.set()
+
+    def _fail_streams(self, reason: str) -> None:
+        for stream in self._streams.values():
+            stream.error = EngineError(reason, reason=Reason.INTERNAL, retryable=True)
+            stream.wake()
+
+    def _card(self, tokenizer: str) -> ModelCard:
+        return ModelCard(
+            name=ModelName(self.config.model),
+            tokenizer=tokenizer,
+            chat_template=byte_tokenizer.CHAT_TEMPLATE,
+            vocab_size=byte_tokenizer.VOCAB_SIZE,
+            context_tokens=self._context_tokens,
+            block_tokens=self.config.block_tokens,
+            eos_token_ids=byte_tokenizer.EOS_TOKEN_IDS,
+            eos_token=byte_tokenizer.MESSAGE_END,
+        )
+
+    def _capacity(self) -> Capacity:
+        config = self.config
+        prefill = prefill_ns(self._law, config.tokens_per_step) * config.time_scale
+        decode = decode_ns(self._law, 1, config.block_tokens) * config.time_scale
+        return Capacity(
+            blocks=config.blocks,
+            slots=config.slots,
+            prefill_tokens_per_s=config.tokens_per_step * 1e9 / prefill if prefill else 0.0,
+            decode_tokens_per_s=1e9 / decode if decode else 0.0,
+        )
+
+
+def _take(stream: _Stream, request: EngineRequest) -> EngineChunk:
+    """What was produced since the last time. Raises the stream's error."""
+    if stream.error is not None:
+        raise stream.error
+    start, stream.taken = stream.taken, stream.produced
+    tokens = prose.tokens_at(stream.offset, start, stream.taken)
+    top = request.sampling.logprobs
+    return EngineChunk(
+        tokens=tokens,
+        logprobs=[] if top is None else [_made_up_logprob(token, start + index, top) for index, token in enumerate(tokens)],
+        cached_tokens=min(max(stream.request.cached_tokens, 0), len(request.tokens)),
+        finish=stream.finish,
+    )
+
+
+def _made_up_logprob(token: int, position: int, top: int) -> TokenLogprob:
+    """Deterministic, plausible and without meaning: the chosen token is always the likeliest."""
+    logprob = -((token * 31 + position * 17) % 64) / 64
+    others = [(token + step) % 256 for step in range(top)]
+    return TokenLogprob(
+        token=token,
+        text="",
+        logprob=logprob,
+        top=[TopLogprob(token=other, text="", logprob=logprob - rank) for rank, other in enumerate(others)],
+    )

@@ -1,0 +1,273 @@
+"""Continuous batching with chunked prefill over a paged prefix cache: what an engine does in each iteration, and how long it takes.
+
+Rules:
+- One iteration computes at most `tokens_per_step` tokens: one for each decoding request first, then prefill in chunks, in order
+  of admission.
+- A waiting request is admitted (higher priority first, then arrival) when there is a slot, when tokens of the iteration are left, and when
+  its whole context fits with one block to spare for each running request. What the prefix cache holds of its context is not computed
+  again, but at least one token always is: the one whose logits give the next token.
+- When a running request needs a block and none can be evicted, the youngest of the lowest priority is retracted: its blocks are released
+  and it waits again. Its tokens so far count as context then, so none is produced twice.
+- A request that could not finish alone in the whole cache is never taken; so the oldest always advances and nothing locks up.
+
+Token values do not matter here: a request is a number of prompt tokens, a number of output tokens and the hashes of its blocks. Pure: no
+clock, no I/O; the caller lets `Step.duration_ns` pass and then shows what was produced. Source: Orca (Yu et al., OSDI 2022),
+Sarathi-Serve (Agrawal et al., OSDI 2024), and the retraction of SGLang (Zheng et al., 2024).
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Hashable, Iterator
+from enum import StrEnum
+
+import msgspec
+
+from shared.contracts.kv import KvEvent
+from shared.core.kv_cache import Chain, Holding, KvCache
+from shared.core.step_law import StepLaw, StepWork, attended, step_ns
+
+
+class BatchingConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of one engine."""
+
+    blocks: int  # KV blocks
+    block_tokens: int = 16
+    slots: int = 64  # requests that run at once
+    queue_max: int = 1024  # requests that may wait beyond the slots
+    tokens_per_step: int = 2048  # new tokens per iteration, at least `slots`
+
+
+class Refusal(StrEnum):
+    """Why a request was not taken."""
+
+    QUEUE_FULL = "queue_full"
+    TOO_LONG = "too_long"  # its context would not fit into the whole cache
+
+
+class Request:
+    """One request. The caller fills the first five; the model counts the rest."""
+
+    __slots__ = (
+        "arrival",
+        "cached_tokens",
+        "chain",
+        "computed",
+        "holding",
+        "key",
+        "output_tokens",
+        "priority",
+        "produced",
+        "prompt_tokens",
+    )
+
+    def __init__(self, key: Hashable, prompt_tokens: int, output_tokens: int, chain: Chain, priority: int = 0) -> None:
+        if prompt_tokens < 1 or output_tokens < 1:
+            raise AssertionError("a request has at least one prompt token and one output token")
+        self.key = key
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.chain = chain  # hashes of prompt and output blocks
+        self.priority = priority  # higher goes first
+        self.arrival = 0
+        self.computed = 0  # tokens whose KV is held
+        self.produced = 0  # output tokens
+        self.cached_tokens = -1  # of the context, found in the cache when first admitted; -1: not admitted yet
+        self.holding: Holding | None = None  # set while it runs
+
+    @property
+    def context(self) -> int:
+        """Tokens known: the next output token can be produced once all of them are computed."""
+        return self.prompt_tokens + self.produced
+
+    @property
+    def missing(self) -> int:
+        """Tokens to compute before the next output token."""
+        return self.prompt_tokens + self.produced - self.computed
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """One iteration. Each of `produced` has one new output token, its `produced`-th; `finished` are those whose token was the last."""
+
+    duration_ns: int
+    produced: list[Request]
+    finished: list[Request]
+    retracted: list[Request]
+    kv_events: list[KvEvent]
+
+
+class Batching:
+    """The model. Invariant: `len(running) <= slots`, `waiting + running <= slots + queue_max`, blocks held == blocks used."""
+
+    def __init__(self, config: BatchingConfig, law: StepLaw) -> None:
+        if not 1 <= config.slots <= config.tokens_per_step:
+            raise AssertionError("an iteration must have a token for each slot")
+        self.config = config
+        self.law = law
+        self.cache = KvCache(config.blocks)
+        self._waiting: list[tuple[int, int, Request]] = []  # (-priority, arrival, request), sorted
+        self._running: dict[int, Request] = {}  # by arrival, in order of admission
+        self._arrivals = 0
+        self._head_fits = True  # False: the first waiting request did not fit and nothing was freed since
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def idle(self) -> bool:
+        return not self._running and not self._waiting
+
+    def submit(self, request: Request) -> Refusal | None:
+        """Take a request into the queue, or say why not."""
+        if self._blocks_of(request.prompt_tokens + request.output_tokens) > self.config.blocks:
+            return Refusal.TOO_LONG
+        if len(self._waiting) + len(self._running) >= self.config.slots + self.config.queue_max:
+            return Refusal.QUEUE_FULL
+        self._arrivals += 1
+        request.arrival = self._arrivals
+        self._enqueue(request)
+        return None
+
+    def abort(self, request: Request) -> None:
+        """Forget a request, wherever it is. One that has finished or was aborted is ignored."""
+        if self._running.get(request.arrival) is request:
+            del self._running[request.arrival]
+            self._release(request)
+            return
+        place = (-request.priority, request.arrival, request)
+        index = bisect_left(self._waiting, place[:2], key=_rank)
+        if index < len(self._waiting) and self._waiting[index][2] is request:
+            del self._waiting[index]
+            self._head_fits = True
+
+    def step(self) -> Step:
+        """Run one iteration. Call it only when not idle."""
+        retracted = self._make_room()
+        shares, work = self._plan()
+        produced, finished = self._advance(shares)
+        return Step(
+            duration_ns=step_ns(self.law, work),
+            produced=produced,
+            finished=finished,
+            retracted=retracted,
+            kv_events=self.cache.take_events(),
+        )
+
+    def _blocks_of(self, tokens: int) -> int:
+        return -(-tokens // self.config.block_tokens)
+
+    def _enqueue(self, request: Request) -> None:
+        insort(self._waiting, (-request.priority, request.arrival, request), key=_rank)
+        self._head_fits = True
+
+    def _release(self, request: Request) -> None:
+        if request.holding is None:
+            raise AssertionError(f"{request.key} runs without blocks")
+        self.cache.release(request.holding)
+        request.holding = None
+        request.computed = 0
+        self._head_fits = True
+
+    def _make_room(self) -> list[Request]:
+        """Give every running request the blocks for its context; retract the youngest while they are not there."""
+        retracted: list[Request] = []
+        for request in sorted(self._needy(), key=_age):
+            while request.holding is not None and not self._grow(request.holding, request.context):
+                victim = max(self._running.values(), key=_age)
+                del self._running[victim.arrival]
+                self._release(victim)
+                self._enqueue(victim)
+                retracted.append(victim)
+        return retracted
+
+    def _needy(self) -> list[Request]:
+        """Running requests whose newest token lies beyond their last block."""
+        width = self.config.block_tokens
+        return [r for r in self._running.values() if r.holding is not None and r.context > r.holding.blocks * width]
+
+    def _grow(self, holding: Holding, tokens: int) -> bool:
+        return self.cache.grow(holding, self._blocks_of(tokens) - holding.blocks)
+
+    def _plan(self) -> tuple[list[tuple[Request, int]], StepWork]:
+        """Share the iteration's tokens out, and sum up what that costs."""
+        shares = [(r, 1) for r in self._running.values() if r.prompt_tokens + r.produced - r.computed == 1]  # `missing`, without the calls
+        context = sum([request.computed for request, _ in shares])
+        pairs = context + len(shares)
+        budget = self.config.tokens_per_step - len(shares)
+        for request in self._prefills():
+            tokens = min(request.missing, budget)
+            shares.append((request, tokens))
+            context += request.computed
+            pairs += attended(tokens, request.computed)
+            budget -= tokens
+            if budget == 0:
+                break
+        work = StepWork(new_tokens=self.config.tokens_per_step - budget, context_tokens=context, attended_pairs=pairs)
+        return shares, work
+
+    def _prefills(self) -> Iterator[Request]:
+        """Running requests in prefill, then waiting ones, each admitted only when it is asked for."""
+        yield from [request for request in self._running.values() if request.missing > 1]
+        while (request := self._admit()) is not None:
+            yield request
+
+    def _admit(self) -> Request | None:
+        """The first waiting request, now running, if there is room for it."""
+        if not self._head_fits or not self._waiting or len(self._running) >= self.config.slots:
+            return None
+        request = self._waiting[0][2]
+        cache = self.cache
+        matched = cache.match(request.chain, (request.context - 1) // self.config.block_tokens)
+        holding = cache.hold(request.chain, matched)
+        needed = self._blocks_of(request.context) - matched
+        spare = len(self._running)
+        if needed + spare > cache.free + cache.cached or not cache.grow(holding, needed):
+            cache.release(holding)
+            self._head_fits = False
+            return None
+        del self._waiting[0]
+        request.holding = holding
+        request.computed = matched * self.config.block_tokens
+        if request.cached_tokens < 0:
+            request.cached_tokens = request.computed
+        self._running[request.arrival] = request
+        return request
+
+    def _advance(self, shares: list[tuple[Request, int]]) -> tuple[list[Request], list[Request]]:
+        """Count the computed tokens, seal blocks that became full, and produce a token for each request whose context is complete."""
+        produced: list[Request] = []
+        finished: list[Request] = []
+        block_tokens = self.config.block_tokens
+        for request, tokens in shares:
+            before = request.computed
+            request.computed = computed = before + tokens
+            if computed // block_tokens > before // block_tokens:
+                self._seal(request)
+            if computed < request.prompt_tokens + request.produced:
+                continue
+            request.produced += 1
+            produced.append(request)
+            if request.produced == request.output_tokens:
+                finished.append(request)
+                del self._running[request.arrival]
+                self._release(request)
+        return produced, finished
+
+    def _seal(self, request: Request) -> None:
+        holding = request.holding
+        if holding is None:
+            raise AssertionError(f"{request.key} runs without blocks")
+        for index in range(len(holding.sealed), request.computed // self.config.block_tokens):
+            self.cache.seal(holding, request.chain[index])
+
+
+def _rank(place: tuple[int, int, Request]) -> tuple[int, int]:
+    return place[:2]
+
+
+def _age(request: Request) -> tuple[int, int]:
+    """Sorts the one to keep longest first: higher priority, then earlier arrival."""
+    return (-request.priority, request.arrival)

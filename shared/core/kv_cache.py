@@ -1,0 +1,146 @@
+"""The paged prefix cache of an engine: a fixed number of KV blocks, found again by the chained hash of all tokens up to their end.
+
+A block is in one of these states:
+- free: holds nothing.
+- open: belongs to one request and is not full yet, so it has no hash.
+- sealed: full and known by its hash; shared by all requests that hold it (reference counted).
+- idle: sealed, and no request holds it any more; kept for its content, and evicted (least recently used first) when a block is needed.
+
+Rule: a request holds its blocks as a chain from the first one, so who holds a block holds all before it. A chain is released from its
+end; therefore a block always became idle before its parent did, the order of eviction is leaf first, and what is cached is always
+closed under prefixes. Every operation costs O(blocks it names); nothing scans the cache. Pure: no clock, no I/O.
+
+Source: vLLM's paged KV cache (Kwon et al., SOSP 2023) and SGLang's radix cache (Zheng et al., 2024), as a model of both.
+"""
+
+from collections import OrderedDict
+from typing import Protocol
+
+from shared.contracts.kv import BlocksRemoved, BlocksStored, KvEvent
+
+
+class Chain(Protocol):
+    """Hash of the n-th full block of a token sequence, from 0. A list of hashes is one."""
+
+    def __getitem__(self, index: int, /) -> int: ...
+
+
+class Holding:
+    """The blocks of one request: `sealed`, in chain order, then `open_blocks` without a hash."""
+
+    __slots__ = ("open_blocks", "sealed")
+
+    def __init__(self) -> None:
+        self.sealed: list[int] = []
+        self.open_blocks = 0
+
+    @property
+    def blocks(self) -> int:
+        return len(self.sealed) + self.open_blocks
+
+
+class KvCache:
+    """`used + cached + free == blocks`, always."""
+
+    def __init__(self, blocks: int) -> None:
+        if blocks < 1:
+            raise AssertionError(f"a cache needs at least one block, not {blocks}")
+        self.blocks = blocks
+        self._references: dict[int, int] = {}  # of every sealed and idle block
+        self._idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._open = 0
+        self._events: list[BlocksStored | BlocksRemoved] = []
+
+    @property
+    def used(self) -> int:
+        """Blocks that requests hold."""
+        return self._open + len(self._references) - len(self._idle)
+
+    @property
+    def cached(self) -> int:
+        """Idle blocks: evictable."""
+        return len(self._idle)
+
+    @property
+    def free(self) -> int:
+        return self.blocks - self._open - len(self._references)
+
+    def match(self, chain: Chain, limit: int) -> int:
+        """How many of the first `limit` blocks of `chain` are here."""
+        for index in range(limit):
+            if chain[index] not in self._references:
+                return index
+        return limit
+
+    def hold(self, chain: Chain, matched: int) -> Holding:
+        """Hold the first `matched` blocks of `chain`, as `match` found them."""
+        holding = Holding()
+        for index in range(matched):
+            self._reference(holding, chain[index])
+        return holding
+
+    def grow(self, holding: Holding, blocks: int) -> bool:
+        """Add open blocks, evicting idle ones as needed. False, and nothing changed, when they do not fit."""
+        missing = blocks - self.free
+        if missing > len(self._idle):
+            return False
+        for _ in range(missing):
+            self._evict()
+        holding.open_blocks += blocks
+        self._open += blocks
+        return True
+
+    def seal(self, holding: Holding, block_hash: int) -> None:
+        """The first open block of `holding` is full. If the same content is here already, that block is shared and this one freed."""
+        if holding.open_blocks < 1:
+            raise AssertionError("only an open block can be sealed")
+        holding.open_blocks -= 1
+        self._open -= 1
+        if block_hash not in self._references:
+            self._references[block_hash] = 0
+            self._stored(block_hash)
+        self._reference(holding, block_hash)
+
+    def release(self, holding: Holding) -> None:
+        """Let all blocks of `holding` go; sealed ones stay cached until they are evicted."""
+        for block_hash in reversed(holding.sealed):
+            count = self._references[block_hash] - 1
+            if count < 0:
+                raise AssertionError(f"block {block_hash} released more often than held")
+            self._references[block_hash] = count
+            if count == 0:
+                self._idle[block_hash] = None
+        self._open -= holding.open_blocks
+        holding.sealed = []
+        holding.open_blocks = 0
+
+    def hashes(self) -> list[int]:
+        """All blocks that can be matched now."""
+        return list(self._references)
+
+    def take_events(self) -> list[KvEvent]:
+        """What was stored and removed since the last call, in order."""
+        events: list[KvEvent] = [*self._events]
+        self._events = []
+        return events
+
+    def _reference(self, holding: Holding, block_hash: int) -> None:
+        self._references[block_hash] += 1
+        self._idle.pop(block_hash, None)
+        holding.sealed.append(block_hash)
+
+    def _evict(self) -> None:
+        block_hash, _ = self._idle.popitem(last=False)
+        count = self._references.pop(block_hash)
+        if count != 0:
+            raise AssertionError(f"block {block_hash} was idle with {count} references")
+        if self._events and isinstance(self._events[-1], BlocksRemoved):
+            self._events[-1].hashes.append(block_hash)
+        else:
+            self._events.append(BlocksRemoved(hashes=[block_hash]))
+
+    def _stored(self, block_hash: int) -> None:
+        if self._events and isinstance(self._events[-1], BlocksStored):
+            self._events[-1].hashes.append(block_hash)
+        else:
+            self._events.append(BlocksStored(hashes=[block_hash]))
