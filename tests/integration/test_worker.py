@@ -1,0 +1,271 @@
+"""A worker with the simulated engine on a real bus: what it owes to the scheduler and to the reader."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import msgspec
+import pytest
+
+from services.worker import captured
+from services.worker.config import WorkerConfig
+from services.worker.engines import prose
+from services.worker.service import Worker
+from shared.contracts import subjects
+from shared.contracts.fleet import WorkerBeat, WorkerGone, WorkerRegistered, WorkerState
+from shared.contracts.ids import CellId, ModelName, StepId, WorkerId
+from shared.contracts.kv import KvChanged, KvSnapshot
+from shared.contracts.outcomes import FinishReason, Reason, Status
+from shared.contracts.output import Output
+from shared.contracts.steps import AttemptEnded, Job, Prompt, Sampling, StepDispatched, StepRevoked
+from shared.contracts.streams import FLEET, OUT, STEPS
+from shared.core.blocks import block_hashes
+from shared.core.machine import ENCODER
+from shared.runtime.bus import Bus, BusConfig
+from shared.runtime.cursor import Source
+from shared.runtime.ids import new_id
+from shared.runtime.lifecycle import Context, Options
+from shared.runtime.telemetry import Telemetry, TelemetryConfig
+
+LIMIT_S = 20.0
+T = TypeVar("T")
+
+
+@pytest.fixture
+async def bus(nats_url: str) -> AsyncIterator[Bus]:
+    bus = await Bus.connect(BusConfig(url=nats_url), "test")
+    await bus.ensure_streams()
+    yield bus
+    await bus.close()
+
+
+class Rig:
+    """One worker and hand-made dispatches."""
+
+    def __init__(self, bus: Bus, worker: WorkerId) -> None:
+        self.bus = bus
+        self.worker = worker
+        self.stop = asyncio.Event()
+
+    async def prompt(self, tokens: list[int]) -> StepId:
+        step = StepId(new_id())
+        prompt = Prompt(step=step, model=ModelName("sim-small"), tokens=tokens, block_tokens=16, blocks=block_hashes(tokens, 16))
+        await (await self.bus.store(subjects.prompt(step), ENCODER.encode(prompt)))
+        return step
+
+    async def dispatch(self, step: StepId, attempt: int = 1, max_tokens: int = 40, **sampling: object) -> None:
+        job = Job(model=ModelName("sim-small"), prompt_tokens=0, max_tokens=max_tokens, sampling=msgspec.convert(sampling, Sampling))
+        message = StepDispatched(step=step, job=job, cell=CellId("local"), worker=self.worker, attempt=attempt)
+        await (await self.bus.store(subjects.step_event(step, f"dispatched.{self.worker}"), ENCODER.encode(message)))
+
+    async def revoke(self, step: StepId, reason: Reason, attempt: int = 1) -> None:
+        message = StepRevoked(step=step, cell=CellId("local"), worker=self.worker, attempt=attempt, reason=reason)
+        await (await self.bus.store(subjects.step_event(step, f"revoked.{self.worker}"), ENCODER.encode(message)))
+
+    async def ended(self, step: StepId) -> AttemptEnded:
+        return await first(self.bus, STEPS.name, subjects.step_event(step, "ended.local"), AttemptEnded)
+
+    async def outputs(self, step: StepId) -> list[Output]:
+        return [msgspec.json.decode(record.data, type=Output) async for record in self.bus.history(OUT.name, subjects.out(step))]
+
+
+async def first(bus: Bus, stream: str, subject: str, kind: type[T]) -> T:
+    cursor = await bus.read(Source(stream=stream, subjects=(subject,)))
+    try:
+        [record] = await asyncio.wait_for(cursor.take(1), LIMIT_S)
+        return msgspec.json.decode(record.data, type=kind)
+    finally:
+        await cursor.close()
+
+
+@asynccontextmanager
+async def working(bus: Bus, *overrides: str) -> AsyncIterator[Rig]:
+    rig = Rig(bus, WorkerId(f"worker-{new_id()}"))
+    options = Options(service="worker", instance=rig.worker, overrides=["simulated.law=instant", "worker.beat_ms=100", *overrides], env={})
+    telemetry = Telemetry("worker", rig.worker, TelemetryConfig())
+    context = Context(options=options, instance=rig.worker, bus=bus, telemetry=telemetry, stop=rig.stop, ready=asyncio.Event())
+    task = asyncio.create_task(Worker(context, options.section(WorkerConfig, "worker")).run())
+    waiting = asyncio.create_task(context.ready.wait())
+    await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED, timeout=LIMIT_S)
+    try:
+        yield rig
+    finally:
+        rig.stop.set()
+        await asyncio.wait_for(task, LIMIT_S)
+
+
+def expected(tokens: list[int], count: int) -> list[int]:
+    return prose.tokens_at(prose.offset_of(None, tokens), 0, count)
+
+
+async def test_a_dispatched_step_is_generated_once_and_reported(bus: Bus) -> None:
+    prompt = list(b"What do violins do all night?")
+    async with working(bus) as rig:
+        step = await rig.prompt(prompt)
+        await rig.dispatch(step)
+        await rig.dispatch(step)  # a second copy is nothing new
+        report = await rig.ended(step)
+        outputs = await rig.outputs(step)
+    assert report.status is Status.SUCCEEDED
+    assert report.tokens == expected(prompt, 40) == [token for output in outputs for token in output.tokens]
+    assert report.text == "".join(output.text for output in outputs)
+    assert report.usage.prompt_tokens == len(prompt)
+    assert report.usage.output_tokens == 40
+    assert [output.end is not None for output in outputs] == [False] * (len(outputs) - 1) + [True]
+    assert outputs[-1].end is not None
+    assert outputs[-1].end.finish_reason is FinishReason.LENGTH
+    offset = 0
+    for output in outputs:
+        assert output.offset == offset
+        offset += len(output.tokens)
+
+
+async def test_the_next_attempt_goes_on_behind_what_the_reader_has(bus: Bus) -> None:
+    prompt = list(b"And what do cellos do in the morning?")
+    async with working(bus) as rig:
+        step = await rig.prompt(prompt)
+        begun = Output(step=step, attempt=1, offset=0, tokens=expected(prompt, 11), text=bytes(expected(prompt, 11)).decode())
+        await (await bus.store(subjects.out(step), ENCODER.encode(begun)))
+        await rig.dispatch(step, attempt=2)
+        report = await rig.ended(step)
+        outputs = await rig.outputs(step)
+    assert outputs[1].attempt == 2
+    assert outputs[1].offset == 11
+    assert report.tokens == expected(prompt, 40)
+    assert report.text == "".join(output.text for output in outputs) == bytes(expected(prompt, 40)).decode(errors="replace")
+    assert report.usage.output_tokens == 40
+
+
+async def test_an_attempt_that_was_overtaken_cannot_write(bus: Bus) -> None:
+    async with working(bus) as rig:
+        step = await rig.prompt(list(b"Who plays first?"))
+        later = Output(step=step, attempt=2, offset=0, tokens=[1, 2, 3], text="abc")
+        await (await bus.store(subjects.out(step), ENCODER.encode(later)))
+        await rig.dispatch(step, attempt=1)
+        report = await rig.ended(step)
+        outputs = await rig.outputs(step)
+    assert outputs == [later]
+    assert report.status is Status.FAILED
+
+
+async def test_a_step_whose_end_is_stored_is_reported_and_not_generated_again(bus: Bus) -> None:
+    prompt = list(b"How long is a rest?")
+    async with working(bus) as rig:
+        step = await rig.prompt(prompt)
+        await rig.dispatch(step)
+        await rig.ended(step)
+        before = await rig.outputs(step)
+        await rig.dispatch(step, attempt=2)
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                reports = [r async for r in bus.history(STEPS.name, subjects.step_event(step, "ended.local"))]
+                if len(reports) == 2:
+                    break
+        after = await rig.outputs(step)
+    assert before == after
+    again = msgspec.json.decode(reports[1].data, type=AttemptEnded)
+    assert (again.attempt, again.status, again.tokens) == (2, Status.SUCCEEDED, expected(prompt, 40))
+
+
+async def test_a_cancelled_step_ends_for_its_reader_and_leaves_the_engine(bus: Bus) -> None:
+    async with working(bus, "simulated.law=8b-h100") as rig:
+        step = await rig.prompt(list(b"Play for ever."))
+        await rig.dispatch(step, max_tokens=20_000)
+        await first(bus, OUT.name, subjects.out(step), Output)
+        await rig.revoke(step, Reason.CANCELLED)
+        report = await rig.ended(step)
+        outputs = await rig.outputs(step)
+    assert report.status is Status.CANCELLED
+    assert outputs[-1].end is not None
+    assert outputs[-1].end.status is Status.CANCELLED
+    assert 0 < report.usage.output_tokens < 20_000
+
+
+async def test_a_revocation_for_any_other_reason_is_silent(bus: Bus) -> None:
+    async with working(bus, "simulated.law=8b-h100") as rig:
+        step = await rig.prompt(list(b"Play for ever."))
+        await rig.dispatch(step, max_tokens=20_000)
+        await first(bus, OUT.name, subjects.out(step), Output)
+        await rig.revoke(step, Reason.INTERNAL)
+        while (await beat_of(rig)).running:
+            pass
+        assert (await captured.read(bus, step)).end is None
+        assert await bus.last(STEPS.name, subjects.step_event(step, "ended.local")) is None
+
+
+async def beat_of(rig: Rig) -> WorkerBeat:
+    beat: asyncio.Future[WorkerBeat] = asyncio.get_running_loop().create_future()
+
+    async def take(msg: object) -> None:
+        if not beat.done():
+            beat.set_result(msgspec.json.decode(msg.data, type=WorkerBeat))  # type: ignore[attr-defined]
+
+    subscription = await rig.bus.subscribe(subjects.beat(rig.worker), take)
+    try:
+        return await asyncio.wait_for(beat, LIMIT_S)
+    finally:
+        await subscription.unsubscribe()
+
+
+async def test_a_draining_worker_hands_back_what_it_cannot_finish(bus: Bus) -> None:
+    async with working(bus, "simulated.law=8b-h100", "worker.drain_timeout_s=0.1") as rig:
+        step = await rig.prompt(list(b"Play for ever."))
+        await rig.dispatch(step, max_tokens=20_000)
+        await first(bus, OUT.name, subjects.out(step), Output)
+        rig.stop.set()
+        report = await rig.ended(step)
+    assert report.status is Status.FAILED
+    assert report.retryable
+    assert (await captured.read(bus, step)).end is None
+    gone = await bus.last(FLEET.name, subjects.worker(rig.worker))
+    assert gone is not None
+    assert msgspec.json.decode(gone.data, type=WorkerGone).worker == rig.worker
+
+
+async def test_a_worker_says_what_it_serves_and_keeps_its_tokenizer_for_admission(bus: Bus) -> None:
+    async with working(bus) as rig:
+        registered = await first(bus, FLEET.name, subjects.worker(rig.worker), WorkerRegistered)
+        beat = await beat_of(rig)
+        assert await bus.get_object("legato_models", registered.card.tokenizer)
+    assert registered.state is WorkerState.READY
+    assert registered.card.name == "sim-small"
+    assert beat.epoch == registered.epoch
+
+
+async def test_a_lost_prompt_is_a_failure_that_no_retry_mends(bus: Bus) -> None:
+    async with working(bus) as rig:
+        step = StepId(new_id())
+        await rig.dispatch(step)
+        report = await rig.ended(step)
+    assert report.problem is not None
+    assert (report.problem.reason, report.retryable) == (Reason.PROMPT_LOST, False)
+
+
+async def test_cache_changes_are_numbered_and_a_resync_gives_all_blocks(bus: Bus) -> None:
+    prompt = list(b"Sixteen bytes and sixteen more of them, and then some.")
+    heard: asyncio.Queue[KvChanged | KvSnapshot] = asyncio.Queue()
+
+    async def take(msg: object) -> None:
+        heard.put_nowait(msgspec.json.decode(msg.data, type=KvChanged | KvSnapshot))  # type: ignore[attr-defined]
+
+    async with working(bus) as rig:
+        subscription = await bus.subscribe(subjects.kv(rig.worker), take)
+        step = await rig.prompt(prompt)
+        await rig.dispatch(step)
+        await rig.ended(step)
+        stored: set[int] = set()
+        seqs = []
+        async with asyncio.timeout(LIMIT_S):
+            while not set(block_hashes(prompt, 16)) <= stored:
+                changed = await heard.get()
+                assert isinstance(changed, KvChanged)
+                seqs.append(changed.seq)
+                stored |= {h for event in changed.events for h in getattr(event, "hashes", [])}
+        await bus.publish(subjects.kv_resync(rig.worker), b"{}")
+        async with asyncio.timeout(LIMIT_S):
+            while not isinstance(snapshot := await heard.get(), KvSnapshot):
+                seqs.append(snapshot.seq)
+        await subscription.unsubscribe()
+    assert seqs == list(range(1, len(seqs) + 1))
+    assert set(block_hashes(prompt, 16)) <= set(snapshot.hashes)
