@@ -41,6 +41,7 @@ check: setup  ## format, lint, types, import rules, sizes, documents
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python deploy/check_sizes.py
+	@$(BIN)/hadolint --failure-threshold error deploy/Dockerfile deploy/engine/Dockerfile
 	@$(BIN)/python docs/generate.py --check
 
 format: setup  ## format and fix what can be fixed
