@@ -83,6 +83,8 @@ class BoundedHandler(logging.handlers.QueueHandler):
 class BoundedListener(logging.handlers.QueueListener):
     """The writing thread."""
 
+    queue: "queue.Queue[Any]"
+
     def enqueue_sentinel(self) -> None:
         """Ask the thread to end; the library's own version fails when the queue is full."""
         self.queue.put(None, timeout=END_S)
