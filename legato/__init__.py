@@ -1,0 +1,30 @@
+"""Legato: the client of a fleet of LLM inference engines. See `legato.Client`; the command line is `legato --help`."""
+
+from importlib.metadata import version
+
+from legato.client import Client, Step
+from legato.outcome import Failed, NotEnded, Refused, Result, StepError
+from legato.served import Served
+from shared.contracts.outcomes import FinishReason, Problem, Reason, Status, Usage
+from shared.contracts.output import Output
+from shared.core.errors import LegatoError
+
+__all__ = [
+    "Client",
+    "Failed",
+    "FinishReason",
+    "LegatoError",
+    "NotEnded",
+    "Output",
+    "Problem",
+    "Reason",
+    "Refused",
+    "Result",
+    "Served",
+    "Status",
+    "Step",
+    "StepError",
+    "Usage",
+]
+
+__version__ = version("legato")

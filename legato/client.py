@@ -1,0 +1,176 @@
+"""The client: submit steps over NATS, read their output as it comes, join them again later."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator, AsyncIterator
+from types import TracebackType
+from typing import Self, Unpack
+
+from legato.outcome import Gathering, NotEnded, Result
+from legato.request import StepRequest, checked_id, to_submission
+from legato.served import Served, read_served
+from shared.contracts import subjects
+from shared.contracts.ids import StepId
+from shared.contracts.output import Output
+from shared.contracts.steps import CancelRequested
+from shared.core.errors import LegatoError
+from shared.core.machine import ENCODER
+from shared.runtime.bus import Bus, BusConfig
+from shared.runtime.clock import now_ns
+from shared.runtime.ids import new_id, new_trace
+from shared.runtime.output_reader import OutputReader
+
+SILENCE_MAX_S = 900.0  # without any output; each step has a deadline, so after this nobody is there
+
+
+class Client:
+    """A connection to a fleet. Many steps may run on one client at once.
+
+    async with legato.Client("nats://127.0.0.1:4222") as client:
+        async for text in client.stream(model="smollm2-135m", prompt="Once upon a time", max_tokens=32):
+            print(text, end="", flush=True)
+    """
+
+    def __init__(
+        self, url: str = "nats://127.0.0.1:4222", *, api_key: str = "", credentials: str = "", name: str = "legato-client"
+    ) -> None:
+        """`credentials`: path of a NATS .creds file. The API key itself is never sent, only its SHA-256."""
+        self._config = BusConfig(url=url, credentials=credentials)
+        self._key = f"sha256:{hashlib.sha256(api_key.encode()).hexdigest()}" if api_key else ""
+        self._name = name
+        self._bus: Bus | None = None
+
+    async def __aenter__(self) -> Self:
+        """Connect, waiting up to 30 s for NATS. Raises BusError."""
+        self._bus = await Bus.connect(self._config, self._name)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._bus is not None:
+            await self._bus.close()
+            self._bus = None
+
+    @property
+    def bus(self) -> Bus:
+        """The connection. Raises LegatoError outside of `async with`."""
+        if self._bus is None:
+            raise LegatoError("this client is not connected: use `async with legato.Client(...) as client`")
+        return self._bus
+
+    async def submit(self, **request: Unpack[StepRequest]) -> "Step":
+        """Hand a step in; returns once it is stored, which is before it is admitted. Raises Refused, StoreError."""
+        step_id = checked_id(request.get("step_id") or new_id())
+        data = ENCODER.encode(to_submission(request, self._key))
+        step = Step(self.bus, step_id)
+        await step.open(joining="step_id" in request)
+        try:
+            trace = request.get("trace") or str(new_trace())
+            await (await self.bus.store(subjects.submit(step_id), data, msg_id=f"{step_id}.submit", trace=trace))
+        except BaseException:
+            await step.close()
+            raise
+        return step
+
+    async def stream(self, **request: Unpack[StepRequest]) -> AsyncGenerator[str, None]:
+        """Submit and yield the text as it comes. Leaving the loop early cancels the step. Raises Refused, Failed."""
+        step = await self.submit(**request)
+        try:
+            async for text in step.text():
+                yield text
+        finally:
+            if not step.ended:
+                await step.cancel("the reader left")
+            await step.close()
+
+    async def step(self, step_id: str) -> "Step":
+        """A handle of a step that was submitted before, by anybody; its output is read from the beginning."""
+        step = Step(self.bus, checked_id(step_id))
+        await step.open(joining=True)
+        return step
+
+    async def result(self, step_id: str, timeout_s: float = SILENCE_MAX_S) -> Result:
+        """The result of a step, whether it still runs or has ended. Raises Refused, Failed, NotEnded."""
+        step = await self.step(step_id)
+        try:
+            return await step.result(timeout_s)
+        finally:
+            await step.close()
+
+    async def cancel(self, step_id: str, why: str = "") -> None:
+        """Ask the fleet to stop a step; returns once the request is stored. A step that has ended stays as it is."""
+        await _cancel(self.bus, checked_id(step_id), why)
+
+    async def models(self) -> list[Served]:
+        """The models that workers have reported in the last minute, by name."""
+        return await read_served(self.bus)
+
+
+class Step:
+    """A submitted step. Its output is read once: `async for`, `text()` and `result()` each go on where the last one stopped,
+    and `result()` gives the whole."""
+
+    def __init__(self, bus: Bus, step_id: StepId) -> None:
+        self.id = step_id
+        self._bus = bus
+        self._reader = OutputReader(bus, step_id)
+        self._gathering = Gathering(step_id)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the end has been read."""
+        return self._gathering.end is not None
+
+    async def open(self, *, joining: bool) -> None:
+        """Listen. `joining`: there may be output already."""
+        await self._reader.open(joining=joining)
+
+    async def close(self) -> None:
+        """Stop listening; the step itself goes on. Done by itself at the end."""
+        await self._reader.close()
+
+    async def __aiter__(self) -> AsyncIterator[Output]:
+        """Outputs in order, without gap or repeat; the last one has `end`. Raises NotEnded after SILENCE_MAX_S without any."""
+        while not self.ended:
+            try:
+                async with asyncio.timeout(SILENCE_MAX_S):
+                    output = await anext(self._reader)
+            except TimeoutError as error:
+                raise NotEnded(f"nothing was heard of step {self.id} for {SILENCE_MAX_S:.0f} s: is a fleet running?") from error
+            self._gathering.add(output)
+            if output.end is not None:
+                await self.close()
+            yield output
+
+    async def text(self) -> AsyncIterator[str]:
+        """The text as it comes. Raises Refused or Failed where the step did not succeed; a cancelled one just ends."""
+        async for output in self:
+            if output.text:
+                yield output.text
+        self._gathering.raise_for_status()
+
+    async def result(self, timeout_s: float = SILENCE_MAX_S) -> Result:
+        """All of it, once it has ended: succeeded or cancelled. Raises Refused, Failed, NotEnded."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                async for _ in self:
+                    pass
+        except TimeoutError as error:
+            if isinstance(error, NotEnded):
+                raise
+            raise NotEnded(f"step {self.id} has not ended within {timeout_s:g} s; it goes on") from error
+        self._gathering.raise_for_status()
+        return self._gathering.result
+
+    @property
+    def so_far(self) -> Result:
+        """What has been read until now."""
+        return self._gathering.result
+
+    async def cancel(self, why: str = "") -> None:
+        """Ask the fleet to stop it; returns once the request is stored. The output still ends, as cancelled."""
+        await _cancel(self._bus, self.id, why)
+
+
+async def _cancel(bus: Bus, step: StepId, why: str) -> None:
+    request = CancelRequested(step=step, why=why, time_ns=now_ns())
+    await (await bus.store(subjects.cancel(step), ENCODER.encode(request)))

@@ -1,0 +1,76 @@
+"""What `Client.submit` takes, and how it becomes a submission."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Required, TypedDict
+
+import msgspec
+
+from legato.outcome import Refused, Result
+from shared.contracts.ids import StepId, is_subject_token
+from shared.contracts.outcomes import Problem, Reason, Status
+from shared.contracts.steps import ChatMessage, Sampling, Submission
+
+
+class StepRequest(TypedDict, total=False):
+    """The arguments of `submit` and `stream`: a model, exactly one of `messages` and `prompt`, and what else there is to say.
+
+    Ranges are those of shared/contracts/steps.py; what is out of range is refused before it is sent.
+    """
+
+    model: Required[str]
+    messages: Sequence[ChatMessage | Mapping[str, Any]]  # {"role": ..., "content": ...}
+    prompt: str | Sequence[int]  # text, or token ids
+    step_id: str  # letters, digits, - and _; submitting the same id again joins the step. Default: a new UUIDv7
+    workflow: str
+    priority: int  # -100 to 100, higher goes first
+    timeout_ms: int  # must have finished within
+    user: str
+    trace: str  # W3C traceparent to continue; default: a new trace
+
+    max_tokens: int
+    min_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    frequency_penalty: float
+    presence_penalty: float
+    repetition_penalty: float
+    logit_bias: Mapping[str, float]
+    logprobs: int
+    ignore_eos: bool
+
+
+NOT_SENT = ("step_id", "trace")
+
+
+def to_submission(request: StepRequest, key: str) -> Submission:
+    """The submission of a request. Raises Refused for a value that cannot be."""
+    given = {name: value for name, value in request.items() if name not in NOT_SENT and value is not None}
+    sampling = {name: given.pop(name) for name in Sampling.__struct_fields__ if name in given}
+    if isinstance(sampling.get("stop"), str):
+        sampling["stop"] = [sampling["stop"]]
+    if ("messages" in given) == ("prompt" in given):
+        raise refusal("give exactly one of messages and prompt", "messages")
+    try:
+        return msgspec.convert(msgspec.to_builtins({**given, "sampling": sampling, "key": key}), Submission)
+    except (msgspec.ValidationError, TypeError) as error:
+        message, _, path = str(error).partition(" - at `$.")
+        param = path.rstrip("`").removeprefix("sampling.")
+        raise refusal(f"{param}: {message[0].lower()}{message[1:]}" if param else message, param) from error
+
+
+def checked_id(step_id: str) -> StepId:
+    """Raises Refused for an id that cannot stand in a NATS subject."""
+    if not is_subject_token(step_id):
+        raise refusal(f"a step id is 1 to 128 letters, digits, - and _; {step_id!r} is not", "step_id")
+    return StepId(step_id)
+
+
+def refusal(message: str, param: str = "") -> Refused:
+    """A refusal that needs no fleet."""
+    problem = Problem(reason=Reason.INVALID, message=message, param=param)
+    return Refused(problem, Result(id=StepId(""), status=Status.REFUSED))

@@ -1,0 +1,52 @@
+"""Which models are served, from the cards that workers publish."""
+
+import msgspec
+
+from shared.contracts import subjects
+from shared.contracts.fleet import WorkerGone, WorkerRegistered, WorkerState
+from shared.contracts.ids import ModelName, WorkerId
+from shared.contracts.streams import FLEET
+from shared.runtime.bus import Bus
+from shared.runtime.clock import now_ns
+
+SILENT_MAX_S = 65.0  # workers register again every register_ms, at most every 60 s
+
+_DECODER: msgspec.json.Decoder[WorkerRegistered | WorkerGone] = msgspec.json.Decoder(WorkerRegistered | WorkerGone)
+
+
+class Served(msgspec.Struct, frozen=True, kw_only=True):
+    """One model, and who serves it. Lengths in tokens; `heard_s`: seconds since its latest worker registered."""
+
+    name: ModelName
+    context_tokens: int
+    chat: bool
+    engines: list[str]
+    workers: list[WorkerId]  # ready ones
+    not_ready: list[WorkerId]
+    slots: int
+    heard_s: float
+
+
+async def read_served(bus: Bus) -> list[Served]:
+    """All models with a worker that was heard of in the last minute, by name."""
+    cards = [_DECODER.decode(record.data) async for record in bus.history(FLEET.name, subjects.WORKERS)]
+    now = now_ns()
+    present = [card for card in cards if isinstance(card, WorkerRegistered) and now - card.time_ns < SILENT_MAX_S * 1e9]
+    by_model: dict[ModelName, list[WorkerRegistered]] = {}
+    for card in sorted(present, key=lambda card: card.worker):
+        by_model.setdefault(card.card.name, []).append(card)
+    return [_served(name, by_model[name], now) for name in sorted(by_model)]
+
+
+def _served(name: ModelName, cards: list[WorkerRegistered], now: int) -> Served:
+    ready = [card for card in cards if card.state is WorkerState.READY]
+    return Served(
+        name=name,
+        context_tokens=max(card.card.context_tokens for card in cards),
+        chat=any(card.card.chat_template for card in cards),
+        engines=sorted({card.engine for card in cards}),
+        workers=[card.worker for card in ready],
+        not_ready=[card.worker for card in cards if card.state is not WorkerState.READY],
+        slots=sum(card.capacity.slots for card in ready),
+        heard_s=(now - max(card.time_ns for card in cards)) / 1e9,
+    )
