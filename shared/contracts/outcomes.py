@@ -35,6 +35,7 @@ class Reason(StrEnum):
     ENGINE_REJECTED = "engine_rejected"
     PROMPT_LOST = "prompt_lost"
     CANCELLED = "cancelled"
+    SUPERSEDED = "superseded"  # of an attempt only, never of a step: another attempt, or the step's end, made it void
     INTERNAL = "internal_error"
 
 
