@@ -179,7 +179,10 @@ class EmbeddedPostgres:
         return False
 
     async def _ensure_database(self) -> None:
-        self._password = (self._directory.path / "password").read_text()
+        try:
+            self._password = (self._directory.path / "password").read_text()
+        except OSError as error:
+            raise EmbeddedError(f"without its password file the data in {self._data} cannot be opened: {error}") from error
         connection = await connect(self._dsn("postgres"), QUERY_S)
         try:
             if not await connection.fetchval("SELECT 1 FROM pg_database WHERE datname = $1", DATABASE):

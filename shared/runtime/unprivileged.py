@@ -5,12 +5,15 @@ machine for good. What the account must reach (the program, its data) may lie be
 temporary directory; those get the right to be passed through (o+x), not to be listed.
 """
 
+import logging
 import os
 import pwd
 import stat
 from pathlib import Path
 
 from shared.core.errors import LegatoError
+
+_log = logging.getLogger(__name__)
 
 ACCOUNTS = ("postgres", "nobody")
 ENTER = stat.S_IXOTH
@@ -52,6 +55,7 @@ def open_way(path: Path, account: tuple[int, int] | None) -> None:
             folder.chmod(stat.S_IMODE(mode) | ENTER)
         except OSError as error:
             raise LegatoError(f"Postgres cannot run as root, and the account it runs as cannot pass through {folder}: {error}") from error
+        _log.warning("%s may now be passed through by everybody (o+x): Postgres cannot run as root and must reach %s", folder, path)
 
 
 def open_program(folder: Path, account: tuple[int, int] | None) -> None:
