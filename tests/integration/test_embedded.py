@@ -18,6 +18,7 @@ from shared.runtime import embedded_nats, embedded_postgres
 from shared.runtime.db import connect
 from shared.runtime.embedded import EmbeddedError, EmbeddedNats, EmbeddedPostgres
 from shared.runtime.server_directory import PortTaken, ServerDirectory
+from shared.runtime.supervisor import ProcessEvent, ProcessEventKind, RestartPolicy, Supervisor
 
 PARENT = """
 import asyncio, sys
@@ -80,6 +81,23 @@ async def test_nats_comes_back_with_its_messages_after_it_was_killed(fresh_nats:
     await fresh_nats.stop()
     await fresh_nats.start()
     assert await publish(fresh_nats.url, b"two") == 2
+
+
+async def test_a_supervised_server_that_was_killed_is_back_on_its_port(server_directory: Path) -> None:
+    started: asyncio.Queue[int] = asyncio.Queue()
+
+    def notify(event: ProcessEvent) -> None:
+        if event.kind == ProcessEventKind.STARTED:
+            started.put_nowait(event.pid)
+
+    server = EmbeddedNats(server_directory / "nats")
+    async with Supervisor(notify, RestartPolicy(first_s=0.01)) as supervisor:
+        await supervisor.add("nats", server)
+        url = server.url
+        assert await publish(url, b"one") == 1
+        os.kill(await started.get(), signal.SIGKILL)
+        assert await asyncio.wait_for(started.get(), 60) == server.pid
+        assert (server.url, await publish(url, b"two")) == (url, 2)
 
 
 async def test_nats_takes_payloads_of_8_mebibytes(fresh_nats: EmbeddedNats) -> None:
