@@ -26,7 +26,7 @@ PREFIX = "LEGATO_"
 # All sections there are. They keep apart LEGATO_KV_REGISTRY_X (key x of kv_registry) and key registry_x of a section kv.
 SECTIONS = (
     *("admission", "autoscaler", "gateway", "kv_registry", "router", "scheduler", "worker", "workflow"),
-    *("actuator", "log", "nats", "postgres", "telemetry", "up"),
+    *("admin", "bus", "log", "models", "postgres", "sglang", "simulated", "telemetry", "up"),
 )
 
 
