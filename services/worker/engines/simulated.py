@@ -13,7 +13,7 @@ and `Hardware.kind`.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Hashable
+from collections.abc import AsyncGenerator, Hashable
 from hashlib import sha256
 
 import msgspec
@@ -178,7 +178,7 @@ class SimulatedEngine:
         batching = self._batching
         return EngineLoad(blocks_used=batching.cache.used, slots_used=batching.running, waiting=batching.waiting)
 
-    async def kv_events(self) -> AsyncIterator[KvBatch]:
+    async def kv_events(self) -> AsyncGenerator[KvBatch, None]:
         """Cache changes, each told when the iteration begins that computes the blocks. Goes on through crash and reload; ends with
         drain."""
         while not self._closed:
