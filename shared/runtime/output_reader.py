@@ -93,7 +93,8 @@ class OutputReader:
         if subscription is None or self._bus.client.is_closed:
             return
         try:
-            await asyncio.wait_for(subscription.unsubscribe(), CLOSE_TIMEOUT_S)
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await subscription.unsubscribe()
         except (nats.errors.Error, TimeoutError) as error:
             log.debug("subscription left to the server", extra={"subject": self._subject, "error": str(error)})
 

@@ -1,0 +1,298 @@
+"""OpenAI's request bodies in, submissions out. Pure.
+
+Rule: a parameter is either honoured or refused by its name, never ignored. Those that Legato does not know are refused in any value, those
+of `Neutral` in any value that would change something. What comes out is a submission that admission can read: ranges are checked by
+decoding it as admission does, so that they stand in one place (shared/contracts/steps.py).
+
+Shapes: OpenAI's API reference, chat and completions (https://platform.openai.com/docs/api-reference); top_k, min_p, repetition_penalty,
+min_tokens, ignore_eos and stop_token_ids as in SGLang and vLLM. Headers: Authorization, X-Legato-Timeout-Ms, X-Legato-Priority,
+X-Legato-Workflow.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from shared.contracts.outcomes import Problem, Reason
+from shared.contracts.steps import ChatMessage, Sampling, Submission
+
+COMPLETION_TOKENS_DEFAULT = 16  # OpenAI's default of max_tokens in /v1/completions; chat has none
+NAME_MAX = 64  # characters of a name that are repeated to its sender
+TEXT_MAX = 200  # characters of a complaint, which may quote a value
+_HEADERS = {"timeout_ms": "X-Legato-Timeout-Ms", "priority": "X-Legato-Priority", "workflow": "X-Legato-Workflow"}
+_INTEGER = re.compile(r"-?[0-9]{1,12}")
+
+
+class _StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    type: Literal["text"]
+    text: str
+
+
+class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Fields that are None here come back empty when a client sends a reply of ours as history."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[_Part] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    annotations: None = None
+
+
+class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What both doors take."""
+
+    model: str
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    min_tokens: int | None = None
+    max_tokens: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    user: str | None = None
+    n: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+
+
+class _Chat(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    messages: list[_Message]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: Any = None
+    tool_choice: Any = None
+    parallel_tool_calls: Any = None
+    functions: Any = None
+    function_call: Any = None
+    response_format: Any = None
+    modalities: Any = None
+    audio: Any = None
+    prediction: Any = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
+
+
+class _Completion(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    prompt: str | list[int | str | list[int]]
+    logprobs: int | None = None
+    best_of: Any = None
+    echo: Any = None
+    suffix: Any = None
+
+
+Neutral = dict[str, tuple[object, ...]]  # name of a parameter -> the values, besides null, that ask for nothing
+_NEUTRAL: Neutral = {"n": (1,), "metadata": ({},), "store": (False,), "service_tier": ("auto", "default")}
+_NEUTRAL_CHAT: Neutral = _NEUTRAL | {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "reasoning_effort": (),
+    "verbosity": (),
+    "web_search_options": (),
+}
+_NEUTRAL_COMPLETION: Neutral = _NEUTRAL | {"best_of": (1,), "echo": (False,), "suffix": ("",)}
+_SAMPLING = tuple(name for name in Sampling.__struct_fields__ if name not in ("max_tokens", "stop", "logprobs"))
+
+_CHAT = msgspec.json.Decoder(_Chat)
+_COMPLETION = msgspec.json.Decoder(_Completion)
+_SUBMISSION = msgspec.json.Decoder(Submission)
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that can be submitted: `data` is its submission, encoded."""
+
+    submission: Submission
+    data: bytes
+    stream: bool = False
+    include_usage: bool = False
+
+    @property
+    def chat(self) -> bool:
+        return self.submission.messages is not None
+
+
+class _Refused(Exception):
+    """Ends the reading of a request; never leaves this module."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.message)
+        self.problem = problem
+
+
+def read_request(body: bytes, headers: Mapping[str, str], *, chat: bool) -> Asked | Problem:
+    """The request of one HTTP body, or what is wrong with it."""
+    try:
+        return _read_chat(body, headers) if chat else _read_completion(body, headers)
+    except _Refused as refused:
+        return refused.problem
+    except msgspec.ValidationError as error:
+        return _explain(error)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return Problem(reason=Reason.INVALID, message=f"the body should be JSON: {error}")
+    except RecursionError:
+        return Problem(reason=Reason.INVALID, message="the body is nested too deeply")
+
+
+def _read_chat(data: bytes, headers: Mapping[str, str]) -> Asked:
+    body = _CHAT.decode(data)
+    _refuse_unsupported(body, _NEUTRAL_CHAT)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise _invalid("top_logprobs", "top_logprobs needs logprobs to be true")
+    given, limit = "max_tokens", body.max_tokens
+    if body.max_completion_tokens is not None:
+        if limit is not None and limit != body.max_completion_tokens:
+            raise _invalid("max_tokens", "max_tokens and max_completion_tokens differ; give one of them")
+        given, limit = "max_completion_tokens", body.max_completion_tokens
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    messages = [_message(message, index) for index, message in enumerate(body.messages)]
+    submission = Submission(model=body.model, messages=messages, sampling=_sampling(body, limit, logprobs), **_common(body, headers))
+    return _asked(body, submission, {"max_tokens": given, "logprobs": "top_logprobs"})
+
+
+def _read_completion(data: bytes, headers: Mapping[str, str]) -> Asked:
+    body = _COMPLETION.decode(data)
+    _refuse_unsupported(body, _NEUTRAL_COMPLETION)
+    limit = COMPLETION_TOKENS_DEFAULT if body.max_tokens is None else body.max_tokens
+    sampling = _sampling(body, limit, body.logprobs)
+    submission = Submission(model=body.model, prompt=_prompt(body.prompt), sampling=sampling, **_common(body, headers))
+    return _asked(body, submission, {})
+
+
+def _asked(body: _Body, submission: Submission, names: Mapping[str, str]) -> Asked:
+    if body.stream_options is not None and not body.stream:
+        raise _invalid("stream_options", "stream_options needs stream to be true")
+    options = body.stream_options or _StreamOptions()
+    if options.include_obfuscation:
+        raise _unsupported("stream_options.include_obfuscation")
+    data = msgspec.json.encode(submission)
+    try:
+        _SUBMISSION.decode(data)
+    except msgspec.ValidationError as error:
+        raise _Refused(_explain(error, names)) from error
+    return Asked(submission=submission, data=data, stream=bool(body.stream), include_usage=bool(options.include_usage))
+
+
+# --- parts of a request ------------------------------------------------------------------------------------------------------
+
+
+def _refuse_unsupported(body: _Body, neutral: Neutral) -> None:
+    for name, allowed in neutral.items():
+        value = getattr(body, name)
+        if value is not None and not any(type(value) is type(each) and value == each for each in allowed):
+            raise _unsupported(name)
+
+
+def _sampling(body: _Body, max_tokens: int | None, logprobs: int | None) -> Sampling:
+    given = {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
+    if body.stop is not None:
+        given["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
+    for token in body.logit_bias or ():
+        if not (token.isascii() and token.isdecimal()):
+            raise _invalid("logit_bias", f"the keys of logit_bias should be token ids, not {token[:NAME_MAX]!r}")
+    return Sampling(max_tokens=max_tokens, logprobs=logprobs, **given)
+
+
+def _message(message: _Message, index: int) -> ChatMessage:
+    content = message.content
+    if isinstance(content, list):
+        content = "".join(part.text for part in content)
+    if content is None and not message.tool_calls:
+        raise _invalid(f"messages[{index}].content", "a message needs content")
+    return ChatMessage(
+        role=message.role, content=content, name=message.name, tool_calls=message.tool_calls, tool_call_id=message.tool_call_id
+    )
+
+
+def _prompt(prompt: str | list[int | str | list[int]]) -> str | list[int]:
+    if isinstance(prompt, str):
+        return prompt
+    if all(isinstance(token, int) for token in prompt):
+        return prompt  # type: ignore[return-value]  # all are, says the line above
+    if len(prompt) != 1:
+        raise _invalid("prompt", "one request takes one prompt: a string, or a list of token ids", Reason.UNSUPPORTED)
+    return prompt[0]  # type: ignore[return-value]  # the only int was handled above
+
+
+def _common(body: _Body, headers: Mapping[str, str]) -> dict[str, Any]:
+    common: dict[str, Any] = {"key": _key(headers.get("Authorization", "")), "user": body.user or ""}
+    for field in ("timeout_ms", "priority"):
+        text = headers.get(_HEADERS[field], "").strip()
+        if text:
+            if not _INTEGER.fullmatch(text):
+                raise _invalid(_HEADERS[field], f"{_HEADERS[field]} should be an integer")
+            common[field] = int(text)
+    common["workflow"] = headers.get(_HEADERS["workflow"], "")
+    if not common["workflow"].isascii():
+        raise _invalid(_HEADERS["workflow"], f"{_HEADERS['workflow']} should be ASCII")
+    return common
+
+
+def _key(authorization: str) -> str:
+    """What the fleet is told of an API key: never the key itself."""
+    if not authorization:
+        return ""
+    scheme, _, key = authorization.partition(" ")
+    if scheme.lower() != "bearer" or not key.strip():
+        message = "the Authorization header should be `Bearer <API key>`"
+        raise _Refused(Problem(reason=Reason.UNAUTHENTICATED, message=message, param="Authorization"))
+    return f"sha256:{hashlib.sha256(key.strip().encode('utf-8', 'surrogateescape')).hexdigest()}"
+
+
+# --- refusals ----------------------------------------------------------------------------------------------------------------
+
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
+
+
+def _explain(error: msgspec.ValidationError, names: Mapping[str, str] | None = None) -> Problem:
+    """msgspec's `Expected X, got Y - at $.a.b` as a refusal that names the parameter. `names`: field of the submission -> as sent."""
+    text, _, path = str(error).rpartition(" - at `") if " - at `" in str(error) else (str(error), "", "")
+    where = path.rstrip("`").removeprefix("$").removeprefix(".").removeprefix("sampling.")
+    where = (names or {}).get(where) or _HEADERS.get(where, where)
+    if found := _UNKNOWN.fullmatch(text) or _MISSING.fullmatch(text):
+        param = f"{where}.{found[1][:NAME_MAX]}".removeprefix(".")
+        if found.re is _UNKNOWN:
+            return _unsupported(param).problem
+        return Problem(reason=Reason.INVALID, message=f"{param} is missing", param=param)
+    if where.endswith(".type"):  # of a content part
+        return Problem(reason=Reason.UNSUPPORTED, message=f"{where}: only text is supported", param=where)
+    what = text.replace("`", "")[:TEXT_MAX]
+    return Problem(reason=Reason.INVALID, message=f"{where}: {what}" if where else what, param=where)
+
+
+def _invalid(param: str, message: str, reason: Reason = Reason.INVALID) -> _Refused:
+    return _Refused(Problem(reason=reason, message=message, param=param))
+
+
+def _unsupported(param: str) -> _Refused:
+    return _invalid(param, f"{param} is not supported", Reason.UNSUPPORTED)

@@ -1,0 +1,68 @@
+"""Problems in OpenAI's words: HTTP status, headers and error object. Pure.
+
+Shape as in OpenAI's reference (https://platform.openai.com/docs/guides/error-codes): {"error": {message, type, param, code}}; the code is
+our reason. A caller that should come back reads when in Retry-After (seconds) and retry-after-ms, which OpenAI's clients prefer.
+"""
+
+import msgspec
+
+from shared.contracts.outcomes import Problem, Reason, Status
+from shared.contracts.output import End
+
+STATUS: dict[Reason, int] = {
+    Reason.INVALID: 400,
+    Reason.UNSUPPORTED: 400,
+    Reason.UNAUTHENTICATED: 401,
+    Reason.MODEL_NOT_FOUND: 404,
+    Reason.CONTEXT_TOO_LONG: 400,
+    Reason.TOO_LARGE: 413,
+    Reason.RATE_LIMITED: 429,
+    Reason.DEADLINE_UNREACHABLE: 429,
+    Reason.DEADLINE_PASSED: 504,
+    Reason.QUEUE_FULL: 429,
+    Reason.NO_CAPACITY: 503,
+    Reason.CIRCUIT_OPEN: 503,
+    Reason.ATTEMPTS_EXHAUSTED: 503,
+    Reason.ENGINE_REJECTED: 500,
+    Reason.PROMPT_LOST: 500,
+    Reason.CANCELLED: 499,  # cancelled by somebody else than the one who waits; not a status that clients retry
+    Reason.INTERNAL: 500,
+}
+RETRY_AFTER_MS_MIN = 1_000  # where a problem says "later" without saying when
+_REASON_OF = {Status.CANCELLED: Reason.CANCELLED, Status.EXPIRED: Reason.DEADLINE_PASSED, Status.SHED: Reason.NO_CAPACITY}
+
+
+def status_of(problem: Problem) -> int:
+    """The HTTP status."""
+    return STATUS[problem.reason]
+
+
+def headers_of(problem: Problem) -> dict[str, str]:
+    """When to come back, where coming back helps. Whole seconds, rounded up."""
+    if status_of(problem) not in (429, 503):
+        return {}
+    wait_ms = max(problem.retry_after_ms, RETRY_AFTER_MS_MIN)
+    return {"Retry-After": str(-(-wait_ms // 1000)), "retry-after-ms": str(wait_ms)}
+
+
+def body_of(problem: Problem) -> bytes:
+    """The error object."""
+    return error_body(problem.message, _type_of(status_of(problem)), param=problem.param or None, code=problem.reason.value)
+
+
+def error_body(message: str, kind: str, *, param: str | None = None, code: str | None = None) -> bytes:
+    """The error object from its parts."""
+    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
+
+
+def problem_of(end: End) -> Problem | None:
+    """What went wrong, None if nothing did."""
+    if end.status is Status.SUCCEEDED:
+        return None
+    return end.problem or Problem(reason=_REASON_OF.get(end.status, Reason.INTERNAL), message=f"the step was {end.status}")
+
+
+def _type_of(status: int) -> str:
+    if status == 429:
+        return "rate_limit_error"
+    return "server_error" if status >= 500 else "invalid_request_error"

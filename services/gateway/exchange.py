@@ -1,0 +1,140 @@
+"""One request's step on the bus: submitted, read, and cancelled when its reader goes."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+from services.gateway.config import GatewayConfig
+from services.gateway.dialect import Asked
+from services.gateway.errors import problem_of
+from shared.contracts import subjects
+from shared.contracts.ids import MessageId, StepId
+from shared.contracts.outcomes import FinishReason, Problem, Reason, Status
+from shared.contracts.output import End, Output
+from shared.contracts.steps import CancelRequested
+from shared.contracts.streams import STEPS
+from shared.core.errors import LegatoError
+from shared.core.machine import ENCODER
+from shared.runtime.bus import Bus
+from shared.runtime.clock import now_ns
+from shared.runtime.ids import new_id
+from shared.runtime.output_reader import OutputReader
+
+log = logging.getLogger(__name__)
+
+HEADERS_BYTES_MAX = 4096  # of a stored message, beside its body
+CANCEL_TIMEOUT_S = 30.0  # for JetStream to take it; it may be restarting
+
+
+class Exchange:
+    """Use as: `await exchange.submit(asked)`, then `await exchange.outputs(...)` until `end` is there, and `close()` in any case."""
+
+    def __init__(self, bus: Bus, config: GatewayConfig, trace: str, farewells: "Farewells") -> None:
+        self.step = StepId(new_id())
+        self.trace = trace
+        self.end: End | None = None
+        self._bus = bus
+        self._config = config
+        self._farewells = farewells
+        self._reader = OutputReader(bus, self.step)
+        self._settled = True  # nothing to cancel
+        self._silent_s = config.idle_timeout_ms / 1e3
+        self._loop = asyncio.get_running_loop()
+        self._deadline = self._heard = self._loop.time()
+
+    async def submit(self, asked: Asked) -> Problem | None:
+        """Listen, then submit. What could not be submitted, and why, or None."""
+        limit = min(self._bus.client.max_payload, STEPS.max_msg_bytes) - HEADERS_BYTES_MAX
+        if len(asked.data) > limit:
+            return Problem(reason=Reason.TOO_LARGE, message=f"the request is {len(asked.data)} bytes long, the limit is {limit}")
+        self._set_limits(asked.submission.timeout_ms)
+        self._settled = False  # from here on it may be stored, whatever happens
+        try:
+            async with asyncio.timeout(self._config.submit_timeout_ms / 1e3):
+                await self._reader.open()
+                stored = await self._bus.store(subjects.submit(self.step), asked.data, msg_id=self.step, trace=self.trace)
+                await stored  # costs nothing: the fleet works on it already
+        except (LegatoError, TimeoutError) as error:
+            log.warning("step not accepted", extra={"step": self.step, "error": str(error) or "no acknowledgement"})
+            return Problem(reason=Reason.NO_CAPACITY, message="the fleet cannot be reached; try again")
+        return None
+
+    async def outputs(self, wait_s: float) -> list[Output]:
+        """What came, at least one; none after `wait_s` of silence. After a silence that is too long, an end made here."""
+        try:
+            async with asyncio.timeout(min(wait_s, self._left_s())):
+                outputs = await self._reader.take()
+        except TimeoutError:
+            return [] if self._left_s() > 0 else [self._give_up(Status.EXPIRED, Reason.DEADLINE_PASSED, "the step took too long")]
+        except LegatoError as error:
+            log.warning("output cannot be read", extra={"step": self.step, "error": str(error)})
+            return [self._give_up(Status.FAILED, Reason.INTERNAL, "the step's output can no longer be read")]
+        self._heard = self._loop.time()
+        self.end = outputs[-1].end
+        self._settled = self.end is not None
+        return outputs
+
+    @property
+    def problem(self) -> Problem | None:
+        """What went wrong, once there is an end."""
+        return problem_of(self.end) if self.end is not None else None
+
+    async def close(self) -> None:
+        """Leave. A step that has not ended is cancelled, in the background: the caller's own task may be cancelled just now."""
+        if self._settled:
+            await self._reader.close()
+        else:
+            self._farewells.start(self._leave(), f"cancel-{self.step}")
+
+    async def _leave(self) -> None:
+        await self._reader.close()
+        cancel = CancelRequested(
+            id=MessageId(f"{self.step}.cancel"), step=self.step, time_ns=now_ns(), trace=self.trace, why="the HTTP client has gone"
+        )
+        async with asyncio.timeout(CANCEL_TIMEOUT_S):
+            await (await self._bus.store(subjects.cancel(self.step), ENCODER.encode(cancel), msg_id=cancel.id, trace=self.trace))
+
+    def _set_limits(self, timeout_ms: int | None) -> None:
+        """The fleet ends a step at its deadline; these limits only stand behind it. A named timeout is also how long silence may be."""
+        config = self._config
+        overall_s = config.overall_timeout_ms / 1e3
+        if timeout_ms is not None:
+            overall_s = self._silent_s = (timeout_ms + config.timeout_grace_ms) / 1e3
+        self._heard = self._loop.time()
+        self._deadline = self._heard + overall_s
+
+    def _left_s(self) -> float:
+        """Until this step is given up."""
+        return min(self._deadline, self._heard + self._silent_s) - self._loop.time()
+
+    def _give_up(self, status: Status, reason: Reason, message: str) -> Output:
+        problem = Problem(reason=reason, message=message)
+        self.end = End(status=status, finish_reason=FinishReason.ERROR, problem=problem)
+        return Output(step=self.step, end=self.end)
+
+
+class Farewells:
+    """What is still to be said on the bus after requests are over."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, farewell: Coroutine[Any, Any, None], name: str) -> None:
+        """Run it on its own; each has a time limit of its own."""
+        task = asyncio.get_running_loop().create_task(farewell, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    async def wait(self, timeout_s: float) -> None:
+        """Until all are said, or the time is over; what then remains is cancelled."""
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=timeout_s)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("%s failed", task.get_name(), extra={"error": str(error) or type(error).__name__})

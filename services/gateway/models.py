@@ -1,0 +1,72 @@
+"""Which models the fleet serves now, as its workers say: a small copy of their newest cards."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from shared.contracts import subjects
+from shared.contracts.fleet import WorkerGone, WorkerRegistered, WorkerState
+from shared.contracts.ids import WorkerId
+from shared.contracts.streams import FLEET
+from shared.runtime.bus import Bus
+from shared.runtime.clock import now_ns
+from shared.runtime.cursor import Source
+
+log = logging.getLogger(__name__)
+
+OWNER = "legato"
+
+_DECODER: "msgspec.json.Decoder[WorkerRegistered | WorkerGone]" = msgspec.json.Decoder(WorkerRegistered | WorkerGone)
+
+
+class _Known(msgspec.Struct, frozen=True):
+    card: WorkerRegistered
+    since_ns: int
+
+
+class Models:
+    """`follow` beside the work; `listing` at any time. A worker counts while it is ready and has repeated its card within `silent_ms`."""
+
+    def __init__(self, bus: Bus, silent_ms: int, clock: Callable[[], int] = now_ns) -> None:
+        self._bus = bus
+        self._silent_ns = silent_ms * 1_000_000
+        self._clock = clock
+        self._known: dict[WorkerId, _Known] = {}
+
+    async def follow(self) -> None:
+        """Read cards for ever. Raises CursorError when the stream is missing."""
+        cursor = await self._bus.read(Source(stream=FLEET.name, subjects=(subjects.WORKERS,), latest=True))
+        try:
+            while True:
+                for record in await cursor.take(256):
+                    self.take(record.data)
+        finally:
+            await cursor.close()
+
+    def take(self, data: bytes) -> None:
+        """One message of the fleet."""
+        try:
+            message = _DECODER.decode(data)
+        except msgspec.DecodeError as error:
+            log.warning("unreadable card skipped", extra={"error": str(error)})
+            return
+        known = self._known.get(message.worker)
+        if known is not None and known.card.epoch > message.epoch:
+            return
+        if isinstance(message, WorkerRegistered):
+            self._known[message.worker] = _Known(card=message, since_ns=known.since_ns if known else message.time_ns)
+        else:
+            self._known.pop(message.worker, None)
+
+    def listing(self) -> list[dict[str, Any]]:
+        """OpenAI's model objects, by name. `created`, in seconds, is when the first of the model's workers was heard of here."""
+        oldest_ns = self._clock() - self._silent_ns
+        self._known = {worker: known for worker, known in self._known.items() if known.card.time_ns >= oldest_ns}
+        since: dict[str, int] = {}
+        for known in self._known.values():
+            if known.card.state is WorkerState.READY:
+                name = known.card.card.name
+                since[name] = min(known.since_ns // 10**9, since.get(name, known.since_ns // 10**9))
+        return [{"id": name, "object": "model", "created": since[name], "owned_by": OWNER} for name in sorted(since)]
