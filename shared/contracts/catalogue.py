@@ -70,7 +70,7 @@ CATALOGUE: tuple[Kind, ...] = (
         subject=lambda m: subjects.step_event(m.step, f"ended.{m.cell}"),
         pattern="legato.step.*.ended.*",
         stored=True,
-        senders=("worker",),
+        senders=("worker", "workflow"),
         listeners=("scheduler", "workflow", "router"),
     ),
     Kind(

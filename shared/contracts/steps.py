@@ -1,12 +1,13 @@
 """The way of a step: submission, admission, routing, placement, attempts, settlement."""
 
+from enum import StrEnum
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from shared.contracts.envelope import Message
-from shared.contracts.ids import CellId, ModelName, WorkerId
+from shared.contracts.ids import CellId, ModelName, StepId, TenantId, WorkerId, WorkflowId
 from shared.contracts.outcomes import FinishReason, Problem, Reason, Status, Usage
 
 
@@ -76,6 +77,7 @@ class SubmissionRead(Message, frozen=True, kw_only=True, tag="submission.read"):
     key: str = ""
     model: str = ""
     prompt_tokens: int = 0
+    context_tokens: int = 0  # of the model: prompt and output must fit
     sampling: Sampling = Sampling()
     priority: int = 0
     timeout_ms: int | None = None
@@ -92,10 +94,19 @@ class Prompt(Message, frozen=True, kw_only=True, tag="prompt"):
     blocks: list[int]
 
 
+class Reservation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a step takes from its tenant's limits until it is settled: tokens, and the refill time of both buckets (shared/core/limits.py)."""
+
+    tokens: int = 0  # prompt and longest output
+    tokens_ns: int = 0
+    request_ns: int = 0
+
+
 class StepAdmitted(Message, frozen=True, kw_only=True, tag="step.admitted"):
     """The step may enter: its tenant is known, within its limits, and it can still meet its deadline."""
 
     job: Job
+    reservation: Reservation | None = None  # None: the step was announced again, by the workflow service
 
 
 class StepRefused(Message, frozen=True, kw_only=True, tag="step.refused"):
@@ -169,4 +180,59 @@ class StepSettled(Message, frozen=True, kw_only=True, tag="step.settled"):
     status: Status
     attempt: int = 0
     usage: Usage = Usage()
+    problem: Problem | None = None
+
+
+class StepState(StrEnum):
+    """How an accepted step stands. The open ones first; the others are the Status that it ended with."""
+
+    QUEUED = "queued"  # accepted, not yet dispatched
+    RUNNING = "running"  # dispatched at least once
+    SUCCEEDED = "succeeded"
+    REFUSED = "refused"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    SHED = "shed"
+    UNKNOWN = "unknown"  # there is no record; `problem` says why
+
+
+class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One attempt as recorded. No `status`: it has not ended. `superseded`: it came too late to count."""
+
+    attempt: int
+    cell: CellId = CellId("")
+    worker: WorkerId = WorkerId("")
+    why: str = ""  # of the placement
+    status: Status | None = None
+    superseded: bool = False
+    problem: Problem | None = None
+    usage: Usage = Usage()
+    dispatched_ns: int = 0
+    ended_ns: int = 0
+    queued_ms: float = 0.0
+    ttft_ms: float = 0.0
+    total_ms: float = 0.0
+
+
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What Postgres has of a step: the answer on `legato.query.step.<step>`. `tokens` and `text` are those of a step that succeeded or
+    was stopped by a worker; of a step that was closed otherwise, the stream OUT may still have some. Times: Unix, nanoseconds, 0: not yet."""
+
+    step: StepId
+    status: StepState
+    tenant: TenantId = TenantId("")
+    workflow: WorkflowId = WorkflowId("")
+    model: ModelName = ModelName("")
+    trace: str = ""
+    accepted_ns: int = 0
+    deadline_ns: int = 0
+    settled_ns: int = 0
+    attempt: int = 0  # the one that the outcome came from, else the newest
+    attempts: list[AttemptRecord] = []
+    redrives: int = 0  # how often it was announced again because nothing was heard of it
+    finish_reason: FinishReason | None = None
+    usage: Usage = Usage()
+    tokens: list[int] = []
+    text: str = ""
     problem: Problem | None = None

@@ -16,6 +16,7 @@ BEATS = "legato.beat.*"
 KV = "legato.kv.*"
 QUEUES = "legato.queue.*"
 STATUS = "legato.status"  # request: every process answers with its ProcessStatus
+QUERY_STEP = "legato.query.step.*"  # request: the workflow service answers with a StepRecord
 DEAD = "legato.dead.*"
 
 
@@ -83,6 +84,10 @@ def match(cell: CellId) -> str:
 
 def queue(cell: CellId) -> str:
     return f"legato.queue.{cell}"
+
+
+def query_step(step: StepId) -> str:
+    return f"legato.query.step.{step}"
 
 
 def target(cell: CellId, pool: str) -> str:

@@ -1,0 +1,85 @@
+"""The statements of store.py, by name. Many rows go in one statement, as one array per column."""
+
+TAKE_OVER = """
+INSERT INTO positions (reader, stream, stream_created) VALUES ($1, $2, $3)
+ON CONFLICT (reader, stream) DO UPDATE SET
+    epoch = positions.epoch + 1,
+    seq = CASE WHEN positions.stream_created = excluded.stream_created THEN positions.seq ELSE 0 END,
+    stream_created = excluded.stream_created
+RETURNING epoch, batch, seq, unannounced"""
+
+LOCK_POSITION = "SELECT epoch, batch, unannounced FROM positions WHERE reader = $1 AND stream = $2 FOR UPDATE"
+
+MOVE_POSITION = "UPDATE positions SET seq = $3, batch = $4, unannounced = $5 WHERE reader = $1 AND stream = $2"
+
+KNOWN = """
+SELECT step, status, deadline_ns, attempt, prompt_tokens, cached_tokens, output_tokens, check_ns
+FROM steps WHERE step = ANY($1::text[])"""
+
+ADMIT = """
+INSERT INTO steps
+    (step, tenant, workflow, model, trace, admitted, status, prompt_tokens, accepted_ns, deadline_ns, check_ns, updated_ns)
+SELECT t.step, t.tenant, t.workflow, t.model, t.trace, t.admitted::json, 'queued', t.prompt_tokens,
+       t.accepted_ns, t.deadline_ns, t.check_ns, $11
+FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bigint[], $8::bigint[], $9::bigint[], $10::bigint[])
+    AS t (step, tenant, workflow, model, trace, admitted, prompt_tokens, accepted_ns, deadline_ns, check_ns)
+ON CONFLICT (step) DO NOTHING"""
+
+DISPATCH = """
+INSERT INTO attempts (step, attempt, cell, worker, why, dispatched_ns)
+SELECT * FROM unnest($1::text[], $2::int[], $3::text[], $4::text[], $5::text[], $6::bigint[])
+ON CONFLICT (step, attempt) DO NOTHING"""
+
+# The first end of an attempt stays. It makes the attempt's row when the dispatch was not seen.
+END = """
+INSERT INTO attempts AS a
+    (step, attempt, cell, worker, status, superseded, reason, problem, prompt_tokens, cached_tokens, output_tokens,
+     queued_ms, ttft_ms, total_ms, ended_ns)
+SELECT t.step, t.attempt, t.cell, t.worker, t.status, t.superseded, t.reason, t.problem::json,
+       t.prompt_tokens, t.cached_tokens, t.output_tokens, t.queued_ms, t.ttft_ms, t.total_ms, t.ended_ns
+FROM unnest($1::text[], $2::int[], $3::text[], $4::text[], $5::text[], $6::boolean[], $7::text[], $8::text[],
+            $9::bigint[], $10::bigint[], $11::bigint[], $12::float8[], $13::float8[], $14::float8[], $15::bigint[])
+    AS t (step, attempt, cell, worker, status, superseded, reason, problem,
+          prompt_tokens, cached_tokens, output_tokens, queued_ms, ttft_ms, total_ms, ended_ns)
+ON CONFLICT (step, attempt) DO UPDATE SET
+    status = excluded.status, superseded = excluded.superseded, reason = excluded.reason, problem = excluded.problem,
+    prompt_tokens = excluded.prompt_tokens, cached_tokens = excluded.cached_tokens, output_tokens = excluded.output_tokens,
+    queued_ms = excluded.queued_ms, ttft_ms = excluded.ttft_ms, total_ms = excluded.total_ms, ended_ns = excluded.ended_ns
+WHERE a.ended_ns = 0"""
+
+ADVANCE = """
+UPDATE steps s SET
+    status = t.status, attempt = t.attempt, prompt_tokens = t.prompt_tokens, cached_tokens = t.cached_tokens,
+    output_tokens = t.output_tokens, check_ns = t.check_ns, updated_ns = $8
+FROM unnest($1::text[], $2::text[], $3::int[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[])
+    AS t (step, status, attempt, prompt_tokens, cached_tokens, output_tokens, check_ns)
+WHERE s.step = t.step AND s.status IN ('queued', 'running')"""
+
+# The compare-and-set: only an open step settles, and only those that did are returned.
+SETTLE = """
+UPDATE steps s SET
+    status = t.status, reason = t.reason, problem = t.problem::json, finish_reason = t.finish_reason, attempt = t.attempt,
+    prompt_tokens = t.prompt_tokens, cached_tokens = t.cached_tokens, output_tokens = t.output_tokens,
+    text = t.text, tokens = t.tokens::int[], settled_ns = $12, updated_ns = $12
+FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::int[],
+            $7::bigint[], $8::bigint[], $9::bigint[], $10::bytea[], $11::text[])
+    AS t (step, status, reason, problem, finish_reason, attempt, prompt_tokens, cached_tokens, output_tokens, text, tokens)
+WHERE s.step = t.step AND s.status IN ('queued', 'running')
+RETURNING s.step"""
+
+OUTCOMES = """
+SELECT step, tenant, workflow, trace, status, attempt, prompt_tokens, cached_tokens, output_tokens, problem, settled_ns
+FROM steps WHERE step = ANY($1::text[]) ORDER BY step"""
+
+DUE = """
+SELECT step, status, attempt, deadline_ns, redrives, admitted
+FROM steps WHERE status IN ('queued', 'running') AND check_ns <= $1 ORDER BY check_ns, step LIMIT $2"""
+
+LOOKED = """
+UPDATE steps s SET redrives = t.redrives, check_ns = t.check_ns
+FROM unnest($1::text[], $2::int[], $3::bigint[]) AS t (step, redrives, check_ns)
+WHERE s.step = t.step AND s.status IN ('queued', 'running')"""
+
+STEP = "SELECT * FROM steps WHERE step = $1"
+
+ATTEMPTS = "SELECT * FROM attempts WHERE step = $1 ORDER BY attempt"
