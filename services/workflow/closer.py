@@ -6,6 +6,7 @@ the next look sees what it was. The report goes the ordinary way: through the lo
 """
 
 import asyncio
+import logging
 
 import msgspec
 
@@ -21,7 +22,11 @@ from shared.contracts.steps import AttemptEnded, AttemptRecord, StepClosed
 from shared.contracts.streams import OUT
 from shared.core.machine import ENCODER
 from shared.runtime.bus import Bus
-from shared.runtime.output_reader import OutputReader
+from shared.runtime.cursor import Record
+from shared.runtime.output_reader import OutputError, OutputReader
+from shared.runtime.publisher import WrongLastSequence
+
+log = logging.getLogger(__name__)
 
 READ_TIMEOUT_S = 30.0
 
@@ -32,17 +37,30 @@ _OUTPUT = msgspec.json.Decoder(Output)
 
 
 async def close(bus: Bus, store: Store, due: Due, now_ns: int) -> None:
-    """Raises StoreError, BusError and TimeoutError; then the step is not closed yet, and calling again is right."""
+    """Raises StoreError and BusError; then the step is not closed yet, and calling again is right."""
     record = await bus.last(OUT.name, subjects.out(due.step))
-    last = Output(attempt=due.attempt) if record is None else _OUTPUT.decode(record.data)
+    last = _output(record, due)
     end = last.end
     if end is None:
         output = _expiry(due, last, now_ns)
-        await _publish(bus, output, expect_last=0 if record is None else record.seq)
+        try:
+            await _publish(bus, output, expect_last=0 if record is None else record.seq)
+        except WrongLastSequence:
+            log.info("the step's output goes on, left for the next look", extra={"step": due.step})
+            return
         end = output.end
     assert end is not None
     report = await _report(bus, store, due, last, end) if end.status is Status.SUCCEEDED else _closing(due, last, end)
     await _publish(bus, msgspec.structs.replace(report, time_ns=now_ns))
+
+
+def _output(record: Record | None, due: Due) -> Output:
+    """The last output, or an empty one: anybody may publish there, also what is no output."""
+    try:
+        return Output(attempt=due.attempt) if record is None else _OUTPUT.decode(record.data)
+    except msgspec.DecodeError as error:
+        log.warning("unreadable output", extra={"step": due.step, "error": str(error)})
+        return Output(attempt=due.attempt)
 
 
 def _expiry(due: Due, last: Output, now_ns: int) -> Output:
@@ -99,18 +117,20 @@ async def _report(bus: Bus, store: Store, due: Due, last: Output, end: End) -> A
 
 
 async def _read(bus: Bus, due: Due) -> tuple[list[int], str]:
-    """Tokens and text of a finished output."""
+    """Tokens and text of a finished output; as far as they can be read."""
     tokens: list[int] = []
     texts: list[str] = []
     reader = OutputReader(bus, due.step)
-    async with asyncio.timeout(READ_TIMEOUT_S):
-        await reader.open(joining=True)
-        try:
+    await reader.open(joining=True)
+    try:
+        async with asyncio.timeout(READ_TIMEOUT_S):
             async for output in reader:
                 tokens += output.tokens
                 texts.append(output.text)
-        finally:
-            await reader.close()
+    except (OutputError, TimeoutError) as error:
+        log.warning("a finished output is recorded without its missing part", extra={"step": due.step, "error": repr(error)})
+    finally:
+        await reader.close()
     return tokens, "".join(texts)
 
 
