@@ -116,7 +116,7 @@ _NEUTRAL_CHAT: Neutral = _NEUTRAL | {
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
-    "reasoning_effort": (),
+    "reasoning_effort": ("none",),
     "verbosity": (),
     "web_search_options": (),
 }

@@ -1,15 +1,18 @@
 """Which models the fleet serves now, as its workers say: a small copy of their newest cards."""
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import nats.errors
 
 from shared.contracts import subjects
 from shared.contracts.fleet import WorkerGone, WorkerRegistered, WorkerState
 from shared.contracts.ids import WorkerId
 from shared.contracts.streams import FLEET
+from shared.core.errors import LegatoError
 from shared.runtime.bus import Bus
 from shared.runtime.clock import now_ns
 from shared.runtime.cursor import Source
@@ -17,6 +20,7 @@ from shared.runtime.cursor import Source
 log = logging.getLogger(__name__)
 
 OWNER = "legato"
+RETRY_S = 1.0
 
 _DECODER: "msgspec.json.Decoder[WorkerRegistered | WorkerGone]" = msgspec.json.Decoder(WorkerRegistered | WorkerGone)
 
@@ -36,7 +40,15 @@ class Models:
         self._known: dict[WorkerId, _Known] = {}
 
     async def follow(self) -> None:
-        """Read cards for ever. Raises CursorError when the stream is missing."""
+        """Read cards for ever, whatever NATS does meanwhile: the gateway works without them, only its list grows old."""
+        while True:
+            try:
+                await self._follow()
+            except (LegatoError, nats.errors.Error, TimeoutError) as error:
+                log.warning("models not known now", extra={"error": str(error) or "no answer"})
+                await asyncio.sleep(RETRY_S)
+
+    async def _follow(self) -> None:
         cursor = await self._bus.read(Source(stream=FLEET.name, subjects=(subjects.WORKERS,), latest=True))
         try:
             while True:

@@ -24,7 +24,7 @@ async def run(context: Context) -> None:
     handlers = Handlers(context.bus, config, models, context.telemetry)
     async with asyncio.TaskGroup() as group:
         following = group.create_task(models.follow())
-        runner = await _serve(handlers, config)
+        runner = await serve(handlers, config)
         host, port = runner.addresses[0][:2]
         context.status["address"] = f"http://{host}:{port}"
         context.ready.set()
@@ -38,7 +38,8 @@ async def run(context: Context) -> None:
         following.cancel()
 
 
-async def _serve(handlers: Handlers, config: GatewayConfig) -> web.AppRunner:
+async def serve(handlers: Handlers, config: GatewayConfig) -> web.AppRunner:
+    """Listen. Raises LegatoError when the address cannot be had."""
     app = web.Application(client_max_size=config.body_bytes_max, middlewares=[_bugs_as_json])
     app.add_routes(
         [
