@@ -62,7 +62,8 @@ class Bus:
                 bus.publisher.resend_soon()
 
         async def disconnected() -> None:
-            log.warning("lost the connection to NATS, reconnecting")
+            if not client.is_closed:  # which it is after `close`
+                log.warning("lost the connection to NATS, reconnecting")
 
         async def failed(error: Exception) -> None:
             log.debug("NATS connection: %s", error)
