@@ -1,0 +1,61 @@
+"""How many workers each pool should have.
+
+Rules:
+- a pool is judged every `evaluate_s`: policies/ratio.py says how many it needs now, policies/stabilise.py how fast the target may move;
+- a pool that was never told anything is first told its present size, within its bounds;
+- a target that has not changed is told again every `repeat_s`, for an actuator that came late.
+Invariants: every target lies within [min, max]; without news of any worker no pool grows beyond its minimum or its last target.
+"""
+
+from services.autoscaler.config import AutoscalerConfig, PoolConfig
+from services.autoscaler.policies.ratio import wanted
+from services.autoscaler.policies.stabilise import next_target
+from services.autoscaler.state import Sample, State, Target, apply
+from shared.contracts.envelope import Message, Tick
+from shared.contracts.fleet import QueueReported, ScaleTargetSet, WorkerBeat, WorkerGone, WorkerRegistered
+from shared.core.machine import Machine
+
+SECOND_NS = 1_000_000_000
+
+
+def decide(state: State, event: Message, now_ns: int, config: AutoscalerConfig) -> list[Message]:
+    """The targets to be told, on a tick; the tick's sample was taken by `apply`."""
+    if not isinstance(event, Tick):
+        return []
+    told: list[Message] = []
+    for pool, settings in sorted(config.pools.items()):
+        samples = state.samples.get(pool)
+        if samples:
+            told += _judge(pool, samples, state.targets.get(pool), now_ns, config, settings)
+    return told
+
+
+def wake_ns(state: State, config: AutoscalerConfig) -> int:
+    """The next time to judge."""
+    return state.judged_ns + int(config.evaluate_s * SECOND_NS)
+
+
+def _judge(  # noqa: PLR0913  # one pool's whole picture
+    pool: str, samples: list[Sample], target: Target | None, now_ns: int, config: AutoscalerConfig, settings: PoolConfig
+) -> list[Message]:
+    now = samples[-1]
+    if target is None:
+        workers = max(settings.min, min(settings.max, now.workers + now.coming))
+    else:
+        workers = next_target(samples, target, now_ns, settings)
+        if workers == target.workers and now_ns - target.told_ns < config.repeat_s * SECOND_NS:
+            return []
+    why = f"{now.slots_used} of {now.slots} slots used on {now.workers} workers, {now.depth} steps wait; {wanted(now, settings)} wanted now"
+    return [ScaleTargetSet(cell=config.cell, pool=pool, workers=workers, why=why)]
+
+
+MACHINE = Machine(
+    name="autoscaler",
+    state=State,
+    config=AutoscalerConfig,
+    inputs=QueueReported | WorkerRegistered | WorkerBeat | WorkerGone | Tick,
+    start=lambda config: State(),
+    apply=apply,
+    decide=decide,
+    wake_ns=wake_ns,
+)
