@@ -1,0 +1,131 @@
+"""What happens to a submission before the machine sees it: parsed, checked against its model's card, tokenised.
+
+All that takes time is here, none of it in the decision.
+"""
+
+from collections.abc import Callable
+
+import msgspec
+
+from services.admission.cards import Cards
+from services.admission.config import AdmissionConfig
+from services.admission.policies.tenant import tenant_of
+from services.admission.prompts import Prompts
+from services.admission.reading import check, parse, plain, seeded, step_from, trace_from
+from services.admission.tokenising import Encoded, Tokenisers
+from shared.contracts.envelope import Message
+from shared.contracts.fleet import ModelCard
+from shared.contracts.ids import MessageId, StepId, WorkflowId
+from shared.contracts.outcomes import FinishReason, Problem, Reason, Status
+from shared.contracts.output import End, Output
+from shared.contracts.steps import Prompt, StepSettled, Submission, SubmissionRead
+from shared.contracts.subjects import step_of
+from shared.core.catalogue import resolve
+from shared.drivers.live import Unreadable
+from shared.runtime.cursor import Record
+
+_SETTLED = msgspec.json.Decoder(StepSettled)
+Aliases = dict[str, str]
+
+
+class Intake:
+    """Turns records of the stream STEPS into the machine's inputs, and leaves their prompts with `prompts`."""
+
+    def __init__(self, config: AdmissionConfig, aliases: Aliases, cards: Cards, tokenisers: Tokenisers) -> None:
+        self.prompts = Prompts(config.prepared_tokens_max)
+        self._config = config
+        self._aliases = aliases
+        self._cards = cards
+        self._tokenisers = tokenisers
+
+    async def prepare(self, record: Record) -> Message:
+        """Raises Unreadable for what has no step id that anybody could be answered under, or is no message of ours."""
+        if not record.subject.startswith("legato.submit."):
+            return _settled(record)
+        step = step_from(record.subject)
+        if step is None:
+            raise _nameless(record)
+        await self.prompts.room()
+        submission = parse(record.data, self._config.prompt_bytes_max)
+        blank = SubmissionRead(id=MessageId(f"{record.stream}:{record.seq}"), step=step, trace=trace_from(record.headers))
+        if isinstance(submission, Problem):
+            return msgspec.structs.replace(blank, problem=submission)
+        return await self._read(_filled(blank, submission), submission, len(record.data))
+
+    async def _read(self, read: SubmissionRead, submission: Submission, size: int) -> SubmissionRead:
+        owner = tenant_of(submission.key, self._config)
+        if isinstance(owner, Problem):  # before any work is done for it
+            return msgspec.structs.replace(read, problem=owner)
+        card = self._cards.get(resolve(self._aliases, submission.model))
+        if card is None:
+            return msgspec.structs.replace(read, problem=self._not_found(submission.model))
+        problem = check(submission, card)
+        encoded = problem or await self._tokenisers.encode(submission, card, size)
+        if isinstance(encoded, Problem):
+            return msgspec.structs.replace(read, model=card.name, problem=encoded)
+        self.prompts.put(read.id, _prompt(read, card, encoded))
+        return msgspec.structs.replace(
+            read,
+            model=card.name,
+            prompt_tokens=len(encoded.tokens),
+            context_tokens=card.context_tokens,
+            sampling=seeded(submission.sampling, read.step, card),
+        )
+
+    def _not_found(self, model: str) -> Problem:
+        known = ", ".join(self._cards.names[:20]) or "none"
+        message = plain(f"there is no model {model[:100]}; served now: {known}")
+        return Problem(reason=Reason.MODEL_NOT_FOUND, message=message, param="model")
+
+
+def watched(decide: Callable[..., list[Message]], prompts: Prompts) -> Callable[..., list[Message]]:
+    """`decide`, telling `prompts` what became of each submission; also when it fails."""
+
+    def decide_and_tell(state: msgspec.Struct, event: Message, now_ns: int, config: AdmissionConfig) -> list[Message]:
+        outputs: list[Message] = []
+        try:
+            outputs = decide(state, event, now_ns, config)
+            return outputs
+        finally:
+            prompts.decided(event, outputs)
+
+    return decide_and_tell
+
+
+def _filled(read: SubmissionRead, submission: Submission) -> SubmissionRead:
+    return msgspec.structs.replace(
+        read,
+        workflow=WorkflowId(submission.workflow),
+        key=submission.key,
+        model=plain(submission.model),
+        priority=submission.priority,
+        timeout_ms=submission.timeout_ms,
+        chat=submission.messages is not None,
+    )
+
+
+def _prompt(read: SubmissionRead, card: ModelCard, encoded: Encoded) -> Prompt:
+    return Prompt(
+        id=MessageId(f"prompt.{read.step}.{read.id}"),
+        step=read.step,
+        workflow=read.workflow,
+        trace=read.trace,
+        model=card.name,
+        tokens=encoded.tokens,
+        block_tokens=card.block_tokens,
+        blocks=encoded.blocks,
+    )
+
+
+def _settled(record: Record) -> StepSettled:
+    try:
+        return _SETTLED.decode(record.data)
+    except msgspec.DecodeError as error:
+        raise Unreadable(str(error)) from error
+
+
+def _nameless(record: Record) -> Unreadable:
+    message = "the subject must end with a step id of up to 128 letters, digits, _ and -"
+    problem = Problem(reason=Reason.INVALID, message=message)
+    output = Output(step=StepId(step_of(record.subject)), end=End(status=Status.REFUSED, finish_reason=FinishReason.ERROR, problem=problem))
+    return Unreadable(message, outputs=[output])

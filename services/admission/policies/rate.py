@@ -1,0 +1,49 @@
+"""Rule: a tenant's requests and tokens per minute flow from a bucket each, and no more of its steps run at once than agreed.
+
+Tokens are reserved for the longest output when the step enters; what it did not use flows back when it is settled.
+"""
+
+from services.admission.config import AdmissionConfig
+from services.admission.request import MS, Request
+from services.admission.state import State, Use
+from shared.contracts.outcomes import Problem, Reason
+from shared.contracts.steps import Reservation
+from shared.core import limits
+
+_UNUSED = Use()
+
+
+def reservation(request: Request) -> Reservation:
+    """What the step takes from its tenant's limits."""
+    return Reservation(
+        tokens=request.tokens,
+        tokens_ns=limits.cost_ns(request.tokens, request.terms.tokens_per_minute),
+        request_ns=limits.cost_ns(1, request.terms.requests_per_minute),
+    )
+
+
+def refusal(state: State, request: Request, config: AdmissionConfig) -> Problem | None:
+    """Says when the buckets will have what is asked for, to the millisecond."""
+    use, terms = state.tenants.get(request.tenant, _UNUSED), request.terms
+    if terms.concurrent_max and use.running >= terms.concurrent_max:
+        message = f"{use.running} steps of tenant {request.tenant} are under way; the limit is {terms.concurrent_max}"
+        return _limited(message, config.retry_min_ms)
+    taken = reservation(request)
+    requests_ns = limits.wait_ns(use.requests_full_ns, taken.request_ns, request.now_ns)
+    tokens_ns = limits.wait_ns(use.tokens_full_ns, taken.tokens_ns, request.now_ns)
+    if tokens_ns is None:
+        message = f"this step asks for {request.tokens} tokens at once; the limit is {terms.tokens_per_minute} per minute: lower max_tokens"
+        return Problem(reason=Reason.RATE_LIMITED, message=message, param="max_tokens")
+    if tokens_ns >= (requests_ns or 0) and tokens_ns > 0:
+        return _limited(f"over {terms.tokens_per_minute} tokens per minute", _whole_ms(tokens_ns))
+    if requests_ns:
+        return _limited(f"over {terms.requests_per_minute} requests per minute", _whole_ms(requests_ns))
+    return None
+
+
+def _limited(message: str, retry_after_ms: int) -> Problem:
+    return Problem(reason=Reason.RATE_LIMITED, message=message, retry_after_ms=retry_after_ms)
+
+
+def _whole_ms(wait_ns: int) -> int:
+    return -(-wait_ns // MS)

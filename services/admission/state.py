@@ -1,0 +1,102 @@
+"""What admission knows: the accepted steps that are not settled yet, what tenants have used, and how the fleet is loaded.
+
+Facts only. What they allow is decided with the configuration of the moment, so nothing here depends on it.
+"""
+
+import msgspec
+
+from shared.contracts.envelope import Message
+from shared.contracts.ids import StepId, TenantId
+from shared.contracts.outcomes import Usage
+from shared.contracts.steps import Reservation, StepAdmitted, StepSettled
+from shared.core import catalogue, limits
+from shared.core.catalogue import Catalogue
+
+SETTLED_KEPT = 8_192  # ids of settled steps that are still recognised when submitted again
+GRACE_NS = 60_000_000_000  # after its deadline a step is forgotten, should its settlement never come
+SWEEP_NS = 5_000_000_000
+
+
+class InFlight(msgspec.Struct, frozen=True, array_like=True):
+    """An accepted step that is not settled."""
+
+    tenant: TenantId
+    accepted_ns: int
+    deadline_ns: int
+    reservation: Reservation
+
+
+class Use(msgspec.Struct, kw_only=True):
+    """What a tenant has in use. The buckets are those of shared/core/limits.py."""
+
+    running: int = 0
+    requests_full_ns: int = 0
+    tokens_full_ns: int = 0
+    tokens_idle_ns: int = 0  # when the bucket was last seen full
+
+
+class State(msgspec.Struct, kw_only=True):
+    """Invariant: a tenant's `running` is the number of its steps in flight."""
+
+    in_flight: dict[StepId, InFlight] = {}
+    settled: dict[StepId, int] = {}  # when, oldest first
+    tenants: dict[TenantId, Use] = {}
+    fleet: Catalogue = msgspec.field(default_factory=Catalogue)
+    swept_ns: int = 0
+
+
+def apply(state: State, event: Message, now_ns: int) -> None:
+    """Fold one fact in."""
+    if now_ns - state.swept_ns >= SWEEP_NS:
+        _sweep(state, now_ns)
+    if isinstance(event, StepAdmitted):
+        _admitted(state, event, now_ns)
+    elif isinstance(event, StepSettled):
+        _settled(state, event, now_ns)
+    else:
+        catalogue.fold(state.fleet, event, now_ns)
+
+
+def _admitted(state: State, event: StepAdmitted, now_ns: int) -> None:
+    reservation = event.reservation or Reservation()
+    use = state.tenants.setdefault(event.tenant, Use())
+    use.running += 1
+    use.requests_full_ns = limits.taken(use.requests_full_ns, reservation.request_ns, now_ns)
+    if use.tokens_full_ns <= now_ns:
+        use.tokens_idle_ns = now_ns
+    use.tokens_full_ns = limits.taken(use.tokens_full_ns, reservation.tokens_ns, now_ns)
+    state.in_flight[event.step] = InFlight(event.tenant, now_ns, event.job.deadline_ns, reservation)
+
+
+def _settled(state: State, event: StepSettled, now_ns: int) -> None:
+    entry = state.in_flight.pop(event.step, None)
+    if entry is None:
+        return
+    use = state.tenants[entry.tenant]
+    use.running -= 1
+    use.tokens_full_ns = limits.returned(use.tokens_full_ns, _unused_ns(entry, use, event.usage))
+    state.settled[event.step] = now_ns
+    if len(state.settled) > SETTLED_KEPT:
+        del state.settled[next(iter(state.settled))]
+
+
+def _unused_ns(entry: InFlight, use: Use, usage: Usage) -> int:
+    """What the step reserved and did not use. Nothing when the bucket was full in the meantime: then it has flowed back already."""
+    reserved = entry.reservation
+    if use.tokens_idle_ns > entry.accepted_ns or not reserved.tokens:
+        return 0
+    unused = max(0, reserved.tokens - usage.prompt_tokens - usage.output_tokens)
+    return reserved.tokens_ns * unused // reserved.tokens
+
+
+def _sweep(state: State, now_ns: int) -> None:
+    """Drop what nobody will settle any more, and tenants of whom there is nothing to remember."""
+    state.swept_ns = now_ns
+    for step, entry in list(state.in_flight.items()):
+        if now_ns > entry.deadline_ns + GRACE_NS:
+            del state.in_flight[step]
+            state.tenants[entry.tenant].running -= 1
+    for tenant, use in list(state.tenants.items()):
+        if not use.running and now_ns >= max(use.requests_full_ns, use.tokens_full_ns):
+            del state.tenants[tenant]
+    catalogue.expire(state.fleet, now_ns)

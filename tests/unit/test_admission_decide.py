@@ -1,0 +1,330 @@
+"""What admission decides, on plain data."""
+
+import msgspec
+import pytest
+
+from services.admission.config import AdmissionConfig, Terms
+from services.admission.decide import MACHINE, wake_ns
+from services.admission.state import GRACE_NS, SETTLED_KEPT, SWEEP_NS, State
+from shared.contracts.envelope import Message, Tick
+from shared.contracts.fleet import Capacity, ModelCard, QueueReported, WorkerRegistered, WorkerState
+from shared.contracts.ids import CellId, ModelName, StepId, TenantId, WorkerId, WorkflowId
+from shared.contracts.outcomes import Problem, Reason, Status, Usage
+from shared.contracts.output import Output
+from shared.contracts.steps import Sampling, StepAdmitted, StepRefused, StepSettled, SubmissionRead
+from shared.core.machine import step
+
+MS = 1_000_000
+SECOND = 1_000 * MS
+NOW = 1_700_000_000 * SECOND
+KEY, OTHER_KEY = "sha256:" + "a" * 64, "sha256:" + "b" * 64
+
+
+class Desk:
+    """The machine with a clock in the test's hand."""
+
+    def __init__(self, *, settings: dict[str, object] | None = None, **terms: object) -> None:
+        tenants = {"acme": Terms(keys=[KEY], **terms)} if terms else {}  # type: ignore[arg-type]
+        self.config = AdmissionConfig(tenants=tenants, **(settings or {}))  # type: ignore[arg-type]
+        self.state = State()
+        self.now = NOW
+        self._count = 0
+
+    def take(self, event: Message) -> list[Message]:
+        return step(MACHINE, self.state, event, self.now, self.config)
+
+    def submit(self, name: str = "", **fields: object) -> list[Message]:
+        self._count += 1
+        values = {"key": KEY, "model": "small", "prompt_tokens": 10, "context_tokens": 1_000, **fields}
+        values.setdefault("sampling", Sampling(max_tokens=10))
+        return self.take(SubmissionRead(step=StepId(name or f"s{self._count}"), **values))  # type: ignore[arg-type]
+
+    def admitted(self, name: str = "", **fields: object) -> StepAdmitted:
+        [message] = self.submit(name, **fields)
+        assert isinstance(message, StepAdmitted)
+        return message
+
+    def refused(self, name: str = "", **fields: object) -> Problem:
+        refused, output = self.submit(name, **fields)
+        assert isinstance(refused, StepRefused)
+        assert isinstance(output, Output)
+        assert output.end is not None
+        assert (output.end.status, output.end.problem, output.step) == (Status.REFUSED, refused.problem, refused.step)
+        return refused.problem
+
+    def settle(self, name: str, output_tokens: int = 0, prompt_tokens: int = 10) -> None:
+        usage = Usage(prompt_tokens=prompt_tokens, output_tokens=output_tokens)
+        self.take(StepSettled(step=StepId(name), status=Status.SUCCEEDED, usage=usage))
+
+    def fleet(self, decode_tokens_per_s: float = 10.0, cell: str = "local") -> None:
+        card = ModelCard(name=ModelName("small"), tokenizer="t", vocab_size=10, context_tokens=1_000, block_tokens=16)
+        capacity = Capacity(blocks=1, slots=1, decode_tokens_per_s=decode_tokens_per_s)
+        self.take(
+            WorkerRegistered(
+                worker=WorkerId(f"w-{cell}"), cell=CellId(cell), pool="p", epoch=1, state=WorkerState.READY, card=card, capacity=capacity
+            )
+        )
+
+    def queue(self, *, drain_ms: int = 0, depth: int = 0, cell: str = "local") -> None:
+        model = ModelName("small")
+        self.take(
+            QueueReported(cell=CellId(cell), model=model, depth=depth, waiting_tokens=0, running=0, slots=1, workers=1, drain_ms=drain_ms)
+        )
+
+
+def test_without_tenants_everybody_is_admitted_as_default() -> None:
+    message = Desk().admitted("s", key="", priority=7, workflow=WorkflowId("w"), trace="00-a-b-01", chat=True)
+    assert (message.step, message.tenant, message.workflow, message.trace) == ("s", "default", "w", "00-a-b-01")
+    job = message.job
+    assert (job.model, job.prompt_tokens, job.max_tokens, job.priority, job.chat) == ("small", 10, 10, 7, True)
+    assert (job.accepted_ns, job.deadline_ns) == (NOW, NOW + 600 * SECOND)
+
+
+def test_a_key_names_its_tenant() -> None:
+    assert Desk(requests_per_minute=10).admitted().tenant == TenantId("acme")
+
+
+@pytest.mark.parametrize("key", ["", OTHER_KEY, "acme"])
+def test_an_unknown_key_is_refused(key: str) -> None:
+    problem = Desk(requests_per_minute=10).refused(key=key)
+    assert (problem.reason, problem.param) == (Reason.UNAUTHENTICATED, "key")
+
+
+def test_two_tenants_cannot_have_the_same_key() -> None:
+    with pytest.raises(ValueError, match="same key"):
+        AdmissionConfig(tenants={"a": Terms(keys=[KEY]), "b": Terms(keys=[KEY])})
+
+
+def test_what_could_not_be_read_is_refused_with_its_reason() -> None:
+    problem = Problem(reason=Reason.INVALID, message="no JSON")
+    assert Desk().refused(problem=problem) == problem
+
+
+def test_a_step_without_max_tokens_gets_what_the_context_leaves() -> None:
+    assert Desk().admitted(prompt_tokens=300, sampling=Sampling()).job.max_tokens == 700
+
+
+def test_a_step_without_max_tokens_gets_at_most_what_its_tenant_may_ask_for() -> None:
+    assert Desk(max_output_tokens=50).admitted(sampling=Sampling()).job.max_tokens == 50
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "max_tokens", "fits"), [(990, 10, True), (991, 10, False), (1_000, None, False), (999, None, True)]
+)
+def test_prompt_and_output_must_fit_into_the_context(prompt_tokens: int, max_tokens: int | None, fits: bool) -> None:
+    fields = {"prompt_tokens": prompt_tokens, "sampling": Sampling(max_tokens=max_tokens)}
+    if fits:
+        Desk().admitted(**fields)
+    else:
+        problem = Desk().refused(**fields)
+        assert problem.reason is Reason.CONTEXT_TOO_LONG
+        assert "1000" in problem.message
+        assert str(prompt_tokens) in problem.message
+
+
+def test_more_output_than_the_tenant_may_have_is_refused_by_name() -> None:
+    problem = Desk(max_output_tokens=50).refused(sampling=Sampling(max_tokens=51))
+    assert (problem.reason, problem.param) == (Reason.INVALID, "max_tokens")
+
+
+def test_a_longer_minimum_than_maximum_is_refused_by_name() -> None:
+    assert Desk().refused(sampling=Sampling(max_tokens=5, min_tokens=6)).param == "min_tokens"
+
+
+def test_a_priority_above_the_tenants_is_refused_by_name() -> None:
+    desk = Desk(priority_max=3)
+    assert desk.admitted(priority=3).job.priority == 3
+    assert desk.refused(priority=4).param == "priority"
+
+
+def test_requests_beyond_the_rate_are_told_when_to_come_back_and_then_admitted() -> None:
+    desk = Desk(requests_per_minute=3)
+    for _ in range(3):
+        desk.admitted()
+    desk.now += 5 * SECOND
+    problem = desk.refused()
+    assert (problem.reason, problem.retry_after_ms) == (Reason.RATE_LIMITED, 15_000)
+    desk.now += problem.retry_after_ms * MS - 1
+    desk.refused()
+    desk.now += 1
+    desk.admitted()
+
+
+def test_tokens_are_reserved_for_prompt_and_longest_output_and_returned_when_not_used() -> None:
+    desk = Desk(tokens_per_minute=100)
+    admitted = desk.admitted("a", prompt_tokens=20, sampling=Sampling(max_tokens=80))
+    assert admitted.reservation is not None
+    assert admitted.reservation.tokens == 100
+    assert desk.refused(prompt_tokens=20, sampling=Sampling(max_tokens=20)).retry_after_ms == 24_000
+    desk.settle("a", prompt_tokens=20, output_tokens=30)
+    desk.admitted(prompt_tokens=20, sampling=Sampling(max_tokens=30))
+    desk.refused(prompt_tokens=1, sampling=Sampling(max_tokens=1))
+
+
+def test_what_flowed_back_by_itself_is_not_returned_a_second_time() -> None:
+    desk = Desk(tokens_per_minute=100)
+    desk.admitted("a", prompt_tokens=20, sampling=Sampling(max_tokens=80))
+    desk.now += 60 * SECOND
+    desk.admitted("b", prompt_tokens=20, sampling=Sampling(max_tokens=80))
+    desk.settle("a", prompt_tokens=20)
+    desk.refused(prompt_tokens=1, sampling=Sampling(max_tokens=1))
+
+
+def test_a_step_larger_than_the_whole_bucket_is_told_that_waiting_is_no_use() -> None:
+    problem = Desk(tokens_per_minute=100).refused(prompt_tokens=50, sampling=Sampling(max_tokens=51))
+    assert (problem.reason, problem.param, problem.retry_after_ms) == (Reason.RATE_LIMITED, "max_tokens", 0)
+
+
+def test_a_refused_step_uses_nothing_of_any_limit() -> None:
+    desk = Desk(requests_per_minute=1, tokens_per_minute=100, concurrent_max=1)
+    for _ in range(10):
+        desk.refused(priority=50)
+    desk.admitted()
+
+
+def test_no_more_steps_of_a_tenant_run_at_once_than_agreed() -> None:
+    desk = Desk(concurrent_max=2)
+    desk.admitted("a")
+    desk.admitted("b")
+    assert desk.refused().reason is Reason.RATE_LIMITED
+    desk.settle("a")
+    desk.admitted("c")
+    desk.refused()
+
+
+def test_settlements_that_come_twice_or_from_nowhere_free_nothing() -> None:
+    desk = Desk(concurrent_max=1)
+    desk.settle("unknown")
+    desk.admitted("a")
+    desk.settle("a")
+    desk.settle("a")
+    desk.admitted("b")
+    assert desk.refused().reason is Reason.RATE_LIMITED
+
+
+def test_a_step_that_is_under_way_or_was_settled_is_not_taken_again() -> None:
+    desk = Desk()
+    desk.admitted("a")
+    assert desk.submit("a") == []
+    desk.settle("a")
+    assert desk.submit("a") == []
+
+
+def test_a_step_that_was_refused_may_try_again_under_its_id() -> None:
+    desk = Desk(requests_per_minute=1)
+    desk.admitted("a")
+    desk.refused("b")
+    desk.now += 60 * SECOND
+    desk.admitted("b")
+
+
+def test_only_so_many_settled_steps_are_remembered() -> None:
+    desk = Desk()
+    for index in range(SETTLED_KEPT + 1):
+        desk.admitted(f"n{index}")
+        desk.settle(f"n{index}")
+    assert len(desk.state.settled) == SETTLED_KEPT
+    desk.admitted("n0")
+
+
+def test_a_step_whose_settlement_never_comes_is_forgotten_after_its_deadline() -> None:
+    desk = Desk(concurrent_max=1)
+    desk.admitted("a", timeout_ms=1_000)
+    desk.now += 1 * SECOND + GRACE_NS + SWEEP_NS
+    desk.take(Tick())
+    assert desk.state.in_flight == {}
+    desk.admitted("b")
+    desk.settle("a")
+    assert desk.state.tenants[TenantId("acme")].running == 1
+
+
+def test_a_tenant_with_nothing_in_use_leaves_no_state_behind() -> None:
+    desk = Desk(requests_per_minute=2, tokens_per_minute=100)
+    desk.admitted("a")
+    desk.settle("a")
+    desk.now += 61 * SECOND
+    desk.take(Tick())
+    assert desk.state.tenants == {}
+    assert wake_ns(desk.state, desk.config) is None
+
+
+def test_the_timeout_is_the_callers_within_the_fleets_bound() -> None:
+    desk = Desk(settings={"timeout_ms": 5_000, "timeout_max_ms": 60_000})
+    assert desk.admitted().job.deadline_ns == NOW + 5 * SECOND
+    assert desk.admitted(timeout_ms=60_000).job.deadline_ns == NOW + 60 * SECOND
+    assert desk.refused(timeout_ms=60_001).param == "timeout_ms"
+
+
+def test_a_deadline_that_the_queue_makes_unreachable_is_refused_with_the_time_to_retry() -> None:
+    desk = Desk()
+    desk.fleet(decode_tokens_per_s=10)
+    desk.queue(drain_ms=8_000)
+    desk.admitted(timeout_ms=8_100)
+    problem = desk.refused(timeout_ms=6_000)
+    assert (problem.reason, problem.retry_after_ms) == (Reason.DEADLINE_UNREACHABLE, 2_100)
+
+
+def test_an_output_that_cannot_end_early_counts_in_full() -> None:
+    desk = Desk()
+    desk.fleet(decode_tokens_per_s=10)
+    desk.queue()
+    desk.refused(timeout_ms=4_000, sampling=Sampling(max_tokens=50, ignore_eos=True))
+    desk.refused(timeout_ms=4_000, sampling=Sampling(max_tokens=50, min_tokens=41))
+    desk.admitted(timeout_ms=4_000, sampling=Sampling(max_tokens=50, ignore_eos=True, stop=["x"]))
+    desk.admitted(timeout_ms=4_000, sampling=Sampling(max_tokens=50))
+
+
+def test_the_shortest_of_several_queues_counts() -> None:
+    desk = Desk()
+    desk.fleet(cell="a")
+    desk.fleet(cell="b")
+    desk.queue(cell="a", drain_ms=60_000)
+    desk.queue(cell="b", drain_ms=100)
+    desk.admitted(timeout_ms=1_000)
+
+
+def test_an_old_report_refuses_nobody() -> None:
+    desk = Desk()
+    desk.fleet()
+    desk.queue(drain_ms=60_000, depth=1_000_000)
+    desk.now += 5 * SECOND + 1
+    desk.admitted(timeout_ms=1_000)
+
+
+def test_a_full_queue_is_refused_until_a_report_says_otherwise() -> None:
+    desk = Desk(settings={"queue_depth_max": 100})
+    desk.fleet()
+    desk.queue(depth=100, drain_ms=3_000)
+    problem = desk.refused()
+    assert (problem.reason, problem.retry_after_ms) == (Reason.QUEUE_FULL, 3_000)
+    desk.queue(depth=99)
+    desk.admitted()
+
+
+def test_no_more_steps_than_the_table_holds_are_under_way() -> None:
+    desk = Desk(settings={"in_flight_max": 2})
+    desk.admitted("a")
+    desk.admitted("b")
+    assert desk.refused().reason is Reason.QUEUE_FULL
+    desk.settle("a")
+    desk.admitted()
+
+
+def test_a_lowered_limit_holds_at_once_for_a_state_that_was_built_under_another() -> None:
+    desk = Desk(requests_per_minute=600)
+    desk.admitted()
+    desk.config = AdmissionConfig(tenants={"acme": Terms(keys=[KEY], requests_per_minute=1)})
+    assert desk.refused().retry_after_ms == 100
+    desk.now += 100 * MS
+    desk.admitted()
+    assert desk.refused().retry_after_ms == 60_000
+
+
+def test_the_state_survives_a_snapshot() -> None:
+    desk = Desk(requests_per_minute=100, tokens_per_minute=10_000)
+    desk.fleet()
+    desk.queue(depth=3)
+    for name in "abc":
+        desk.admitted(name)
+    desk.settle("b", output_tokens=4)
+    assert msgspec.json.decode(msgspec.json.encode(desk.state), type=State) == desk.state
