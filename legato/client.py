@@ -6,13 +6,18 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from types import TracebackType
 from typing import Self, Unpack
 
+import msgspec
+import nats.errors
+
 from legato.outcome import Gathering, NotEnded, Result
 from legato.request import StepRequest, checked_id, to_submission
 from legato.served import Served, read_served
 from shared.contracts import subjects
 from shared.contracts.ids import StepId
+from shared.contracts.outcomes import Problem, Reason
 from shared.contracts.output import Output
-from shared.contracts.steps import CancelRequested
+from shared.contracts.steps import CancelRequested, StepRecord, StepState
+from shared.contracts.streams import OUT
 from shared.core.errors import LegatoError
 from shared.core.machine import ENCODER
 from shared.runtime.bus import Bus, BusConfig
@@ -20,7 +25,8 @@ from shared.runtime.clock import now_ns
 from shared.runtime.ids import new_id, new_trace
 from shared.runtime.output_reader import OutputReader
 
-SILENCE_MAX_S = 900.0  # without any output; each step has a deadline, so after this nobody is there
+RECORD_TIMEOUT_S = 10.0
+SILENCE_MAX_S = 3_700.0  # without any output: longer than any deadline that admission grants by default, so nobody is there
 
 
 class Client:
@@ -89,12 +95,28 @@ class Client:
         return step
 
     async def result(self, step_id: str, timeout_s: float = SILENCE_MAX_S) -> Result:
-        """The result of a step, whether it still runs or has ended. Raises Refused, Failed, NotEnded."""
+        """The result of a step, whether it still runs or has ended; of one whose output is no longer in the stream, what Postgres has
+        (without logprobs). Raises Refused, Failed, NotEnded."""
+        if await self.bus.last(OUT.name, subjects.out(checked_id(step_id))) is None:
+            recorded = Gathering.of_record(await self.record(step_id))
+            if recorded is not None:
+                recorded.raise_for_status()
+                return recorded.result
         step = await self.step(step_id)
         try:
             return await step.result(timeout_s)
         finally:
             await step.close()
+
+    async def record(self, step_id: str) -> StepRecord:
+        """What Postgres has of a step: its state, attempts, times and usage. The status is UNKNOWN where it has none or is away."""
+        step = checked_id(step_id)
+        try:
+            answer = await self.bus.client.request(subjects.query_step(step), b"", timeout=RECORD_TIMEOUT_S)
+        except (nats.errors.Error, TimeoutError) as error:
+            problem = Problem(reason=Reason.INTERNAL, message=f"no workflow service answers: {error or 'timeout'}")
+            return StepRecord(step=step, status=StepState.UNKNOWN, problem=problem)
+        return msgspec.json.decode(answer.data, type=StepRecord)
 
     async def cancel(self, step_id: str, why: str = "") -> None:
         """Ask the fleet to stop a step; returns once the request is stored. A step that has ended stays as it is."""

@@ -5,6 +5,7 @@ import msgspec
 from shared.contracts.ids import StepId
 from shared.contracts.outcomes import FinishReason, Problem, Reason, Status, Usage
 from shared.contracts.output import End, Output, TokenLogprob
+from shared.contracts.steps import StepRecord
 from shared.core.errors import LegatoError
 
 
@@ -48,6 +49,18 @@ class Gathering:
         self._result = Result(id=step)
         self._texts: list[str] = []
         self.end: End | None = None
+
+    @classmethod
+    def of_record(cls, record: StepRecord) -> "Gathering | None":
+        """From what Postgres has, once it has the end; logprobs are not kept there."""
+        try:
+            status = Status(record.status)
+        except ValueError:  # queued, running, or not known
+            return None
+        gathering = cls(record.step)
+        end = End(status=status, finish_reason=record.finish_reason or FinishReason.STOP, usage=record.usage, problem=record.problem)
+        gathering.add(Output(tokens=record.tokens, text=record.text, end=end))
+        return gathering
 
     def add(self, output: Output) -> None:
         """Take the next output; they must come in order, as OutputReader yields them."""

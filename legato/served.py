@@ -29,13 +29,24 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 
 async def read_served(bus: Bus) -> list[Served]:
     """All models with a worker that was heard of in the last minute, by name."""
-    cards = [_DECODER.decode(record.data) async for record in bus.history(FLEET.name, subjects.WORKERS)]
+    cards = await _cards(bus)
     now = now_ns()
-    present = [card for card in cards if isinstance(card, WorkerRegistered) and now - card.time_ns < SILENT_MAX_S * 1e9]
     by_model: dict[ModelName, list[WorkerRegistered]] = {}
-    for card in sorted(present, key=lambda card: card.worker):
-        by_model.setdefault(card.card.name, []).append(card)
+    for _, card in sorted(cards.items()):
+        if isinstance(card, WorkerRegistered) and now - card.time_ns < SILENT_MAX_S * 1e9:
+            by_model.setdefault(card.card.name, []).append(card)
     return [_served(name, by_model[name], now) for name in sorted(by_model)]
+
+
+async def _cards(bus: Bus) -> dict[WorkerId, WorkerRegistered | WorkerGone]:
+    """The newest of each worker. Only one is kept, and a newer one may replace it at any moment: so one by one, not up to what was last."""
+    cards: dict[WorkerId, WorkerRegistered | WorkerGone] = {}
+    seq = 0
+    while (record := await bus.next_after(FLEET.name, subjects.WORKERS, seq)) is not None:
+        seq = record.seq
+        card = _DECODER.decode(record.data)
+        cards[card.worker] = card
+    return cards
 
 
 def _served(name: ModelName, cards: list[WorkerRegistered], now: int) -> Served:

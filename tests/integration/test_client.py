@@ -15,7 +15,7 @@ from shared.contracts import subjects
 from shared.contracts.fleet import Capacity, ModelCard, WorkerGone, WorkerRegistered, WorkerState
 from shared.contracts.ids import CellId, ModelName, StepId, WorkerId
 from shared.contracts.output import End, Output
-from shared.contracts.steps import Sampling, Submission
+from shared.contracts.steps import Sampling, StepRecord, StepState, Submission
 from shared.contracts.streams import FLEET, STEPS
 from shared.core.machine import ENCODER
 from shared.runtime.bus import Bus, BusConfig, BusError
@@ -205,3 +205,40 @@ async def test_an_address_without_a_server_is_an_error_that_names_it(monkeypatch
     with pytest.raises(BusError, match=r"127\.0\.0\.1:1"):
         async with legato.Client("nats://127.0.0.1:1"):
             pass
+
+
+# --- steps whose output is no longer in the stream ---------------------------------------------------------------------------
+
+
+async def answer_queries(bus: Bus, record: StepRecord) -> None:
+    """Stand where the workflow service stands."""
+
+    async def answer(msg: Msg) -> None:
+        await bus.publish(msg.reply, ENCODER.encode(record))
+
+    await bus.subscribe(subjects.query_step(record.step), answer)
+    await bus.client.flush()
+
+
+async def test_an_old_step_is_answered_from_the_record(bus: Bus, client: legato.Client) -> None:
+    step = StepId(f"old-{now_ns()}")
+    usage = legato.Usage(prompt_tokens=1, output_tokens=2)
+    await answer_queries(bus, StepRecord(step=step, status=StepState.SUCCEEDED, tokens=[7, 8], text="ab", usage=usage))
+    result = await client.result(step, 5)
+    assert (result.id, result.text, result.tokens, result.usage) == (step, "ab", [7, 8], usage)
+
+
+async def test_an_old_step_that_failed_still_says_why(bus: Bus, client: legato.Client) -> None:
+    step = StepId(f"old-{now_ns()}")
+    problem = legato.Problem(reason=legato.Reason.QUEUE_FULL, message="the queue was full")
+    await answer_queries(bus, StepRecord(step=step, status=StepState.SHED, problem=problem))
+    with pytest.raises(legato.Failed, match="queue was full") as caught:
+        await client.result(step, 5)
+    assert caught.value.result.status is legato.Status.SHED
+
+
+async def test_without_a_workflow_service_a_record_is_unknown_and_the_stream_is_waited_for(client: legato.Client) -> None:
+    step = f"new-{now_ns()}"
+    assert (await client.record(step)).status is StepState.UNKNOWN
+    with pytest.raises(legato.NotEnded):
+        await client.result(step, 0.05)

@@ -1,0 +1,76 @@
+"""Where the fleet is: from flags, else from the environment, else from the `legato up` of this directory, else the default."""
+
+import asyncio
+import os
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+import psutil
+
+from shared.core.errors import LegatoError
+from shared.runtime.bus import BusConfig
+
+DATA = Path(".legato")
+FILE = "up.json"
+BUS_VARIABLE = "LEGATO_BUS_URL"
+PROBE_S = 3.0
+NATS_PORT = 4222
+
+
+class Running(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """`up.json`: what a running `legato up` tells the other commands. `processes`: process id by name."""
+
+    pid: int
+    nats: str
+    postgres: str = ""
+    http: str = ""
+    processes: dict[str, int] = {}
+
+    def save(self, data: Path) -> None:
+        """Replace the file in one step; only its owner can read it, for it holds a password."""
+        new = data / f"{FILE}.new"
+        new.unlink(missing_ok=True)
+        with os.fdopen(os.open(new, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+        new.replace(data / FILE)
+
+
+def running_in(data: Path) -> Running | None:
+    """The `legato up` that runs on `data`, if one does."""
+    try:
+        found = msgspec.json.decode((data / FILE).read_bytes(), type=Running)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError) as error:
+        raise LegatoError(f"cannot read {data / FILE}: {error}") from error
+    return found if psutil.pid_exists(found.pid) else None
+
+
+def bus_config(url: str, data: Path) -> BusConfig:
+    """How to reach NATS. `url`: from a flag, may be empty."""
+    default = BusConfig()
+    if not url:
+        url = os.environ.get(BUS_VARIABLE, "")
+    if not url:
+        running = running_in(data)
+        url = running.nats if running else default.url
+    return BusConfig(url=url, credentials=os.environ.get("LEGATO_BUS_CREDENTIALS", ""))
+
+
+async def check_reachable(url: str, hint: str = "") -> None:
+    """Raise LegatoError at once where nobody listens: services wait for NATS, people should not have to."""
+    tries = [_answers(each) for each in url.split(",")]
+    if not any(await asyncio.gather(*tries)):
+        raise LegatoError(f"nobody listens at {url}{hint}")
+
+
+async def _answers(url: str) -> bool:
+    parts = urlsplit(url if "://" in url else f"nats://{url}")
+    try:
+        async with asyncio.timeout(PROBE_S):
+            _, writer = await asyncio.open_connection(parts.hostname or "127.0.0.1", parts.port or NATS_PORT)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True

@@ -1,0 +1,43 @@
+"""Options that several commands share, and how a command gets its connection."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from legato.addresses import BUS_VARIABLE, bus_config, check_reachable, running_in
+from shared.runtime.bus import Bus, BusConfig
+
+ResultT = TypeVar("ResultT")
+
+Nats = Annotated[str, typer.Option("--nats", metavar="URL", help=f"Address of NATS. Default: {BUS_VARIABLE}, else that of `legato up`.")]
+Data = Annotated[Path, typer.Option("--data", metavar="DIR", envvar="LEGATO_DATA", help="Directory of `legato up`.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Config = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Configuration file (TOML).")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Override one setting; may be repeated.")]
+
+
+@asynccontextmanager
+async def connected(nats: str, data: Path) -> AsyncIterator[Bus]:
+    """The fleet's bus. Raises LegatoError that says what to do."""
+    bus = await Bus.connect(await found_bus(nats, data), "legato-cli")
+    try:
+        yield bus
+    finally:
+        await bus.close()
+
+
+async def found_bus(nats: str, data: Path) -> BusConfig:
+    """How to reach the fleet's NATS, which somebody listens at. Raises LegatoError."""
+    config = bus_config(nats, data)
+    told = nats or running_in(data)
+    await check_reachable(config.url, "" if told else f", and no `legato up` runs in {data}: start one, or give --nats URL")
+    return config
+
+
+def finish(coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """Run a command's work to its end."""
+    return asyncio.run(coroutine)

@@ -1,0 +1,158 @@
+"""`legato submit`: one step, from the command line."""
+
+import asyncio
+import sys
+import time
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from legato.addresses import DATA
+from legato.client import Client, Step
+from legato.commands.options import Data, Json, Nats, finish, found_bus
+from legato.console import print_json, say
+from legato.outcome import Result
+from legato.request import StepRequest
+from legato.served import Served
+from shared.core.errors import LegatoError
+
+
+class Timings(msgspec.Struct, kw_only=True):
+    """As seen from here, in milliseconds since the submission."""
+
+    first_token_ms: float = 0.0
+    total_ms: float = 0.0
+
+
+Text = Annotated[str, typer.Argument(help="What to say; `-` reads standard input.")]
+Model = Annotated[str, typer.Option("--model", "-m", help="Default: the first one served (`legato models`).")]
+Stream = Annotated[bool | None, typer.Option("--stream/--no-stream", help="Show the text as it comes. Default: yes, but not with --json.")]
+Key = Annotated[str, typer.Option("--key", envvar="LEGATO_API_KEY", help="API key.")]
+
+
+def submit(  # noqa: PLR0913  # options
+    text: Text,
+    model: Model = "",
+    stream: Stream = None,
+    json: Json = False,
+    system: Annotated[str, typer.Option("--system", help="System message.")] = "",
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the text itself, without the model's chat template.")] = False,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1)] = None,
+    temperature: Annotated[float | None, typer.Option("--temperature", min=0, max=2)] = None,
+    top_p: Annotated[float | None, typer.Option("--top-p")] = None,
+    seed: Annotated[int | None, typer.Option("--seed")] = None,
+    stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be repeated.")] = None,
+    timeout: Annotated[float | None, typer.Option("--timeout", help="Must have finished within, in seconds.")] = None,
+    priority: Annotated[int | None, typer.Option("--priority", min=-100, max=100, help="Higher goes first.")] = None,
+    step_id: Annotated[str, typer.Option("--id", help="Name of the step; the same again joins it. Default: a new one.")] = "",
+    key: Key = "",
+    nats: Nats = "",
+    data: Data = DATA,
+) -> None:
+    """Submit a prompt and print what the model says. Ctrl-C cancels the step.
+
+    `--json` prints one object with text, tokens, usage and times; with `--stream` every output message, one per line.
+
+        legato submit "Why is the sky blue?" --max-tokens 64
+        cat notes.txt | legato submit - --system "Summarise." --temperature 0
+        legato submit "Once upon a time" --raw --json | jq -r .text
+    """
+    wanted: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "seed": seed,
+        "stop": stop or None,
+        "timeout_ms": None if timeout is None else max(1, round(timeout * 1000)),
+        "priority": priority,
+        "step_id": step_id or None,
+    }
+    content = sys.stdin.read() if text == "-" else text
+    request = {"model": model, **{name: value for name, value in wanted.items() if value is not None}}
+    speech = _Speech(text=content, system=system, raw=raw)
+    printer = _Printer(json, (not json) if stream is None else stream)
+
+    async def work() -> None:
+        config = await found_bus(nats, data)
+        async with Client(config.url, api_key=key, credentials=config.credentials, name="legato-cli") as client:
+            await _submit(client, request, speech, printer)
+
+    finish(work())
+
+
+class _Speech(msgspec.Struct, frozen=True, kw_only=True):
+    text: str
+    system: str
+    raw: bool
+
+    def arguments(self, chat: bool) -> dict[str, Any]:
+        if self.raw or not chat:
+            return {"prompt": f"{self.system}\n\n{self.text}" if self.system else self.text}
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return {"messages": [*system, {"role": "user", "content": self.text}]}
+
+
+async def _submit(client: Client, request: dict[str, Any], speech: _Speech, printer: "_Printer") -> None:
+    served = _choose(await client.models(), request["model"])
+    request |= speech.arguments(served is None or served.chat)
+    request["model"] = request["model"] or (served.name if served else "")
+    began = time.monotonic()
+    step = await client.submit(**StepRequest(**request))  # type: ignore[typeddict-item]
+    try:
+        await printer.follow(step, began)
+    except asyncio.CancelledError:  # Ctrl-C
+        await step.cancel("interrupted")
+        raise
+    finally:
+        await step.close()
+
+
+def _choose(served: list[Served], model: str) -> Served | None:
+    """The model asked for, as far as it is known here (None: an alias, perhaps), or the first one."""
+    if model:
+        return next((each for each in served if each.name == model), None)
+    usable = [each for each in served if each.workers] or served
+    if not usable:
+        raise LegatoError("no worker serves a model now: `legato up` starts some, `legato status` shows what runs")
+    if len(usable) > 1:
+        say(f"asking {usable[0].name}; others with --model: {', '.join(each.name for each in usable[1:])}")
+    return usable[0]
+
+
+class _Printer:
+    """Shows a step's output as it was asked for."""
+
+    def __init__(self, json: bool, stream: bool) -> None:
+        self._json = json
+        self._stream = stream
+        self._timings = Timings()
+
+    async def follow(self, step: Step, began: float) -> None:
+        async for output in step:
+            if output.tokens and not self._timings.first_token_ms:
+                self._timings.first_token_ms = (time.monotonic() - began) * 1e3
+            if self._stream and self._json:
+                print_json(output)
+            elif self._stream:
+                print(output.text, end="", flush=True)
+        self._timings.total_ms = (time.monotonic() - began) * 1e3
+        if self._stream and not self._json and step.so_far.text:
+            print()
+        result = await step.result()
+        self._finish(result)
+
+    def _finish(self, result: Result) -> None:
+        if self._json and not self._stream:
+            print_json({**msgspec.to_builtins(result), **msgspec.to_builtins(self._timings)})
+        elif not self._json:
+            if not self._stream:
+                print(result.text)
+            say(_summary(result, self._timings))
+
+
+def _summary(result: Result, timings: Timings) -> str:
+    usage = result.usage
+    prompt = f"{usage.prompt_tokens} in ({usage.cached_tokens} cached), {usage.output_tokens} out"
+    times = f"first token after {timings.first_token_ms:.0f} ms, all after {timings.total_ms:.0f} ms"
+    return f"{result.status}: {result.finish_reason} · {prompt} · {times} · legato timeline {result.id}"

@@ -1,0 +1,61 @@
+"""What commands print: results on standard output, everything said about them on standard error."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+PIPE_COLUMNS = 160  # of tables that nobody's terminal bounds
+
+out = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+def say(text: str) -> None:
+    """A line about what goes on."""
+    err.print(text, style="dim", markup=False, soft_wrap=True)
+
+
+def fail(text: str) -> None:
+    """A line about what went wrong."""
+    err.print("legato:", style="bold red", end=" ")
+    err.print(text, markup=False, soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    """One line of JSON, for machines."""
+    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+    sys.stdout.flush()
+
+
+def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
+    """An empty table; the columns named in `right` hold numbers."""
+    made = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for column in columns:
+        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return made
+
+
+@contextmanager
+def counting(what: str) -> Iterator[Progress]:
+    """A bar for work of known size; shows itself at terminals only, and goes away at the end."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+        progress.add_task(what, total=None)
+        yield progress
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """A spinner for a wait of unknown length; a plain line where there is no terminal."""
+    if err.is_terminal:
+        with err.status(what, spinner="dots"):
+            yield
+    else:
+        say(what)
+        yield
