@@ -83,5 +83,7 @@ class Redriver:
     async def _announce(self, due: Due, redrives: int, now: int) -> None:
         log.info("announced again", extra={"step": due.step, "redrive": redrives})
         self._telemetry.count("steps_redriven")
-        again = msgspec.structs.replace(due.admitted, id=MessageId(f"{due.step}.redrive.{redrives}"), cause=due.admitted.id, time_ns=now)
+        again = msgspec.structs.replace(
+            due.admitted, id=MessageId(f"{due.step}.redrive.{redrives}"), cause=due.admitted.id, time_ns=now, reservation=None
+        )
         await (await self._bus.store(KIND[StepAdmitted].subject(again), ENCODER.encode(again), msg_id=again.id, trace=again.trace))

@@ -95,7 +95,8 @@ class Prompt(Message, frozen=True, kw_only=True, tag="prompt"):
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a step takes from its tenant's limits until it is settled: tokens, and the refill time of both buckets (shared/core/limits.py)."""
+    """What a step takes from its tenant's limits until it is settled: tokens, and the refill time of both buckets
+    (shared/core/limits.py)."""
 
     tokens: int = 0  # prompt and longest output
     tokens_ns: int = 0
@@ -106,7 +107,7 @@ class StepAdmitted(Message, frozen=True, kw_only=True, tag="step.admitted"):
     """The step may enter: its tenant is known, within its limits, and it can still meet its deadline."""
 
     job: Job
-    reservation: Reservation | None = None  # None: the step was announced again, by the workflow service
+    reservation: Reservation | None = None  # None: nothing is reserved
 
 
 class StepRefused(Message, frozen=True, kw_only=True, tag="step.refused"):
@@ -216,8 +217,8 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What Postgres has of a step: the answer on `legato.query.step.<step>`. `tokens` and `text` are those of a step that succeeded or
-    was stopped by a worker; of a step that was closed otherwise, the stream OUT may still have some. Times: Unix, nanoseconds, 0: not yet."""
+    """What Postgres has of a step: the answer on `legato.query.step.<step>`. `tokens` and `text` are there when a worker ended the step;
+    of a step that was closed otherwise, the stream OUT may still have some. Times: Unix, nanoseconds, 0: not yet."""
 
     step: StepId
     status: StepState

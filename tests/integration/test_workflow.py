@@ -25,6 +25,7 @@ from shared.contracts.output import End, Output
 from shared.contracts.steps import (
     AttemptEnded,
     Job,
+    Reservation,
     Sampling,
     StepAdmitted,
     StepClosed,
@@ -152,6 +153,7 @@ def admitted(step: StepId, deadline_ns: int = 0) -> StepAdmitted:
         trace="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
         time_ns=now_ns(),
         job=job,
+        reservation=Reservation(tokens=16),
     )
 
 
@@ -349,6 +351,7 @@ async def test_a_step_of_which_nothing_is_heard_is_announced_again_so_often_and_
     records = await log.first(STEPS.name, f"legato.step.{step}.admitted", 3)
     again = [msgspec.json.decode(record.data, type=StepAdmitted) for record in records]
     assert [m.id for m in again] == [f"{step}.admitted", f"{step}.redrive.1", f"{step}.redrive.2"]
+    assert (again[0].reservation, again[2].reservation) == (Reservation(tokens=16), None)
     assert again[2].job == again[0].job
     assert again[2].tenant == "acme"
     await log.say(dispatched(step), ended(step), dispatched(routed), ended(routed))
