@@ -1,9 +1,10 @@
 """Go on with a generation that another engine began, exactly.
 
 A request whose sampling parameters hold `custom_params={"resume_len": k}` carries k tokens that were already generated at the end of
-its `input_ids`. It enters the scheduler in the state of a request that SGLang itself retracted and readmits: prompt = all but the
-last k, output = the last k. Lengths, token stops, minimum lengths and finish reasons then follow by themselves. What does not
-follow is replayed here: the grammar and the penalties. Only new tokens (and their log-probabilities) are sent to the client.
+its `input_ids`; its `max_new_tokens` and `min_new_tokens` count the new ones only, so that SGLang's checks at the door hold. It
+enters the scheduler in the state of a request that SGLang itself retracted and readmits: prompt = all but the last k, output =
+the last k. Lengths, token stops and finish reasons then follow by themselves. What does not follow is replayed here: the grammar
+and the penalties. Only new tokens (and their log-probabilities) are sent to the client.
 
 Entry point: `hooks` (group sglang.srt.plugins). Written against SGLang 0.5.23; the names hooked are at the end of the file.
 """
@@ -33,6 +34,9 @@ def create_request(original: Any, scheduler: Any, received: Any, *args: Any, **k
         return original(scheduler, received, *args, **kwargs)
     request = original(scheduler, received, rid, text, input_ids[:-length], sampling_params, **kwargs)
     request.output_ids = array("q", input_ids[-length:])
+    for limit in ("max_new_tokens", "min_new_tokens"):  # of the whole output from here on
+        if getattr(sampling_params, limit):
+            setattr(sampling_params, limit, getattr(sampling_params, limit) + length)
     request.resumed_length = request.send_token_offset = length  # the client has these: send only new ones
     return request
 
