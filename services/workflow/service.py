@@ -33,29 +33,29 @@ async def run(context: Context) -> None:
 
 
 async def _serve(context: Context) -> None:
-    patiently = Patience(context.ready)
-    async with _postgres(context.section(DatabaseConfig, "postgres"), patiently) as pool:
+    async with _postgres(context.section(DatabaseConfig, "postgres")) as pool:
         store = Store(pool)
         queries = await Queries(context.bus, store).open()
         try:
-            await _stand_by(context, store, patiently)
+            await _stand_by(context, store)
         finally:
             await queries.unsubscribe()
 
 
-async def _stand_by(context: Context, store: Store, patiently: Patience) -> None:
+async def _stand_by(context: Context, store: Store) -> None:
     context.status["role"] = "standing by"
     lease = await Lease.acquire(context.bus, f"workflow.{PARTITION}", context.instance, context.stop)
     if lease is None:
         return
     context.status["role"] = "active"
     try:
-        await _record(context, store, patiently, lease)
+        await _record(context, store, lease)
     finally:
         await lease.release()
 
 
-async def _record(context: Context, store: Store, patiently: Patience, lease: Lease) -> None:
+async def _record(context: Context, store: Store, lease: Lease) -> None:
+    patiently = Patience(context.ready)  # ready once it has taken over: who stands by is not
     config = context.section(WorkflowConfig, "workflow")
     recorder = Recorder(context.bus, store, patiently, config, context.telemetry)
     redriver = Redriver(context.bus, store, recorder, config, context.telemetry)
@@ -66,10 +66,11 @@ async def _record(context: Context, store: Store, patiently: Patience, lease: Le
 
 
 @asynccontextmanager
-async def _postgres(config: DatabaseConfig, patiently: Patience) -> AsyncIterator[Pool]:
+async def _postgres(config: DatabaseConfig) -> AsyncIterator[Pool]:
     """A pool on a database with all migrations; waits for Postgres as long as it takes."""
     if not config.dsn:  # asyncpg would try the defaults of libpq
         raise LegatoError("the workflow service needs Postgres: give its dsn in the section [postgres], or as LEGATO_POSTGRES_DSN")
+    patiently = Patience(asyncio.Event())
     once = msgspec.structs.replace(config, unreachable_s=0.0)
     pool = await patiently(lambda: open_pool(once))
     try:
