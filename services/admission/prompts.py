@@ -35,6 +35,8 @@ class Prompts:
 
     async def room(self) -> None:
         """Wait until another prompt may be prepared. Raises PromptsError."""
+        if self._tokens < self._tokens_max and not self._gate.locked():
+            return
         async with self._gate:
             try:
                 async with asyncio.timeout(ROOM_TIMEOUT_S):

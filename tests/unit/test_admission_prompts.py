@@ -1,0 +1,72 @@
+"""Prompts that wait for their decision: bounded, in order, and gone once decided."""
+
+import asyncio
+
+import msgspec
+
+from services.admission.prompts import Prompts
+from shared.contracts.ids import MessageId, ModelName, StepId, TenantId
+from shared.contracts.steps import Job, Prompt, StepAdmitted, SubmissionRead
+
+
+def prompt(tokens: int) -> Prompt:
+    return Prompt(step=StepId("s"), model=ModelName("m"), tokens=[1] * tokens, block_tokens=16, blocks=[])
+
+
+def admitted(cause: str) -> StepAdmitted:
+    job = Job(model=ModelName("m"), prompt_tokens=1, max_tokens=1)
+    return StepAdmitted(step=StepId("s"), tenant=TenantId("t"), cause=MessageId(cause), time_ns=5, job=job)
+
+
+def read(name: str) -> SubmissionRead:
+    return SubmissionRead(id=MessageId(name), step=StepId("s"))
+
+
+async def until_idle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def test_a_prompt_goes_out_before_its_admission_once_and_names_its_tenant_and_cause() -> None:
+    prompts = Prompts(100)
+    prompts.put(MessageId("a"), prompt(3))
+    assert prompts.attach(admitted("b")) == []
+    expected = msgspec.structs.replace(prompt(3), tenant=TenantId("t"), cause=MessageId("a"), time_ns=5)
+    assert prompts.attach(admitted("a")) == [expected]
+    assert prompts.attach(admitted("a")) == []
+
+
+def test_a_prompt_that_is_not_admitted_is_forgotten() -> None:
+    prompts = Prompts(100)
+    for name in "abc":
+        prompts.put(MessageId(name), prompt(3))
+    prompts.decided(read("a"), [])
+    prompts.decided(read("b"), [admitted("b")])
+    assert len(prompts) == 2
+
+
+async def test_nobody_may_prepare_while_too_many_tokens_wait_and_then_in_order() -> None:
+    prompts, passed = Prompts(100), []
+
+    async def bring(number: int) -> None:
+        await prompts.room()
+        passed.append(number)
+        prompts.put(MessageId(str(number)), prompt(60))
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(5):
+            group.create_task(bring(number))
+        await until_idle()
+        assert passed == [0, 1]
+        for number in range(5):
+            prompts.decided(read(str(number)), [])
+            await until_idle()
+    assert passed == [0, 1, 2, 3, 4]
+
+
+async def test_a_prompt_larger_than_the_bound_passes_when_nothing_else_waits() -> None:
+    prompts = Prompts(10)
+    await prompts.room()
+    prompts.put(MessageId("a"), prompt(1_000))
+    prompts.decided(read("a"), [])
+    await prompts.room()
