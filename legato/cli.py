@@ -12,7 +12,7 @@ from legato.console import fail
 from shared.core.errors import LegatoError
 
 # Each is a function in the module of its name in legato/commands; in the order in which people meet them.
-COMMANDS = ("up", "submit", "status", "models", "timeline", "replay", "dead", "run", "migrate")
+COMMANDS = ("up", "submit", "status", "models", "timeline", "replay", "dead", "run", "migrate", "demo")
 
 
 def build(words: Sequence[str]) -> typer.Typer:

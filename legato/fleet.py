@@ -98,7 +98,7 @@ class Fleet:
         await self._bus.ensure_streams()
         for each in self.launches:
             await self._add(each)
-        await self._until_ready([each.name for each in self.launches])
+        await self.until_ready([each.name for each in self.launches])
         self._started = True
 
     async def _start_servers(self) -> None:
@@ -120,7 +120,8 @@ class Fleet:
         spec = ProcessSpec(name=each.name, argv=each.argv, env=env, log=self.log_of(each.name))
         await self._supervisor.add(each.name, ManagedProcess(spec), grace_s=each.grace_s)
 
-    async def _until_ready(self, names: list[str]) -> None:
+    async def until_ready(self, names: list[str]) -> None:
+        """Wait until these processes are. Raises FleetError when they are not in time, or when one ends before the fleet has started."""
         deadline = time.monotonic() + (READY_SGLANG_S if self.wanted.engine == "sglang" else READY_S)
         while True:
             up = {status.instance: status for status in await ask(self.bus, names) if is_up(status)}

@@ -18,9 +18,9 @@ Last = Annotated[int, typer.Option("--last", min=1, help="Show so many, the newe
 
 
 def dead(last: Last = 50, json: Json = False, nats: Nats = "", data: Data = DATA) -> None:
-    """List the dead letters: inputs that were malformed or met a bug, each with the reason.
+    """List the inputs that could not be handled.
 
-    The service went on behind them; they are kept for a week.
+    They were malformed or met a bug; the service went on behind them. They are kept for a week, each with the reason.
 
         legato dead
         legato dead --json | jq .data

@@ -41,9 +41,10 @@ def replay(  # noqa: PLR0913  # options
     nats: Nats = "",
     data: Data = DATA,
 ) -> None:
-    """Take the recorded inputs of a service again, and compare what it decides now with what it decided then, byte for byte.
+    """Decide again what a service decided, and compare.
 
-    The exit status is 1 when anything differs. Nothing is sent to the fleet: it is safe while the fleet runs.
+    Takes the recorded inputs in their order and compares every decision, byte for byte. The exit status is 1 when anything differs.
+    Nothing is sent to the fleet: it is safe while the fleet runs.
 
         legato replay scheduler --verify
         legato replay scheduler --at 0199b1c2-7d1e-7000-8000-000000000000     # the step's last dispatch: state and reasons

@@ -17,10 +17,12 @@ Instance = Annotated[str, typer.Option("--instance", help="Name of this process,
 
 
 def run(service: Service, instance: Instance = "", config: Config = None, set_: Set = None) -> None:
-    """Run one service alone, in the foreground, until SIGTERM or Ctrl-C; then it drains.
+    """Run one service alone.
 
-    The same as `python -m services.SERVICE`. Of a deciding service one process works and further ones stand by; gateways and workers run
-    side by side. Addresses come from the configuration: `[bus] url`, `LEGATO_BUS_URL` or `--set bus.url=…`, and likewise `postgres.dsn`.
+    It runs in the foreground until SIGTERM or Ctrl-C, and then drains. The same as `python -m services.SERVICE`. Of a deciding service one
+    process works and further ones stand by; gateways and workers run side by side.
+
+    Addresses come from the configuration: `[bus] url`, `LEGATO_BUS_URL` or `--set bus.url=…`, and likewise `postgres.dsn`.
 
         legato run scheduler --set bus.url=nats://nats:4222
         LEGATO_BUS_URL=nats://nats:4222 legato run worker --instance worker-7 --set worker.engine=sglang

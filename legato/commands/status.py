@@ -13,7 +13,9 @@ MIB = 2**20
 
 
 def status(json: Json = False, nats: Nats = "", data: Data = DATA) -> None:
-    """Show every process of the fleet: is it ready, what is its role, what does it use.
+    """Show every process of the fleet.
+
+    Whether it is ready, its role (of a deciding service one process is active, the others stand by), and what it uses.
 
     legato status
     legato status --json | jq 'select(.ready | not) .instance'

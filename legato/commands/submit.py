@@ -50,8 +50,9 @@ def submit(  # noqa: PLR0913  # options
     nats: Nats = "",
     data: Data = DATA,
 ) -> None:
-    """Submit a prompt and print what the model says. Ctrl-C cancels the step.
+    """Submit a prompt and print what the model says.
 
+    Ctrl-C cancels the step.
     `--json` prints one object with text, tokens, usage and times; with `--stream` every output message, one per line.
 
         legato submit "Why is the sky blue?" --max-tokens 64

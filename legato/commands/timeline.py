@@ -16,7 +16,9 @@ StepArgument = Annotated[str, typer.Argument(metavar="STEP", help="Id of the ste
 
 
 def timeline(step: StepArgument, json: Json = False, nats: Nats = "", data: Data = DATA) -> None:
-    """Show a step's way from submission to settlement: when, what, by whom and why. Times are those at which NATS stored each event.
+    """Show what happened to a step, when, by whom and why.
+
+    From submission to settlement, as far back as the log goes (a day). Times are those at which NATS stored each event.
 
     legato timeline 0199b1c2-7d1e-7000-8000-000000000000
     legato timeline STEP --json | jq -r '[.ms, .what, .why] | @tsv'

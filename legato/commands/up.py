@@ -43,15 +43,15 @@ def up(  # noqa: PLR0913  # options
     config: Config = None,
     set_: Set = None,
 ) -> None:
-    """Run a whole fleet on this machine until Ctrl-C: nats-server, Postgres, every service, and workers.
+    """Run a whole fleet on this machine, until Ctrl-C.
 
-    All data and logs are in one directory; other commands that are started beside it find the fleet by themselves. What crashes is
-    started again. Ctrl-C drains and leaves no process behind.
+    That is a nats-server, a Postgres, every service, and workers. All data and logs are in one directory; other commands that are started
+    beside it find the fleet by themselves. What crashes is started again. Ctrl-C drains and leaves no process behind.
 
         legato up                                              # the simulated engine: no GPU, no model, no download
         legato up --engine sglang --workers 2
         legato up --nats nats://nats:4222 --postgres postgresql://legato:secret@db/legato
-        legato up --replicas scheduler=2 --set scheduler.queue_max=100
+        legato up --replicas scheduler=2 --set autoscaler.pools.default.max=4
         legato up --only gateway,admission --nats nats://nats:4222
     """
     wanted = Wanted(
