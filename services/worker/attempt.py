@@ -101,6 +101,7 @@ class Attempt:
             sampling=dispatch.job.sampling,
             max_tokens=dispatch.job.max_tokens,
             priority=dispatch.job.priority,
+            trace=dispatch.trace,
         )
         processor = OutputProcessor(self._served.tokenizer, self._served.card.eos_token_ids, request)
         self._prompt_tokens, self.output_tokens = len(request.tokens), processor.offset

@@ -13,7 +13,7 @@ from services.worker.fleet import Presence
 from services.worker.kv_relay import KvRelay
 from shared.contracts import subjects
 from shared.contracts.fleet import WorkerState
-from shared.contracts.ids import StepId, WorkerId, is_subject_token
+from shared.contracts.ids import MessageId, StepId, WorkerId, is_subject_token
 from shared.contracts.outcomes import FinishReason, Problem, Reason, Status
 from shared.contracts.steps import AttemptEnded, StepDispatched, StepRevoked
 from shared.core.errors import LegatoError
@@ -136,8 +136,8 @@ class Worker:
         self._context.telemetry.span("worker.attempt", dispatch, started, worker=self._id, attempt=dispatch.attempt)
 
     async def _report(self, report: AttemptEnded) -> None:
-        data = ENCODER.encode(report)
-        msg_id = f"{report.step}.ended.{report.attempt}"
+        msg_id = MessageId(f"{report.step}.ended.{report.attempt}")
+        data = ENCODER.encode(msgspec.structs.replace(report, id=msg_id, time_ns=now_ns()))
         await (await self._bus.store(subjects.step_event(report.step, f"ended.{report.cell}"), data, msg_id=msg_id, trace=report.trace))
 
     async def _on_revoke(self, msg: Msg) -> None:
@@ -174,7 +174,6 @@ class Worker:
 def refused(dispatch: StepDispatched, state: WorkerState, bug: str = "") -> AttemptEnded:
     """The report of an attempt that this worker cannot run; another may."""
     return AttemptEnded(
-        id=dispatch.id,
         step=dispatch.step,
         workflow=dispatch.workflow,
         tenant=dispatch.tenant,

@@ -8,6 +8,7 @@ import asyncio
 
 from services.worker.output import Piece
 from shared.contracts import subjects
+from shared.contracts.ids import MessageId
 from shared.contracts.output import End, Output, TokenLogprob
 from shared.contracts.steps import StepDispatched
 from shared.core.errors import LegatoError
@@ -71,7 +72,7 @@ class OutputWriter:
     def _take(self, end: End | None) -> Output:
         dispatch = self._dispatch
         message = Output(
-            id=f"{dispatch.step}.out.{dispatch.attempt}.{self._count}",  # type: ignore[arg-type]
+            id=MessageId(f"{dispatch.step}.out.{dispatch.attempt}.{self._count}"),
             step=dispatch.step,
             time_ns=now_ns(),
             attempt=dispatch.attempt,

@@ -2,8 +2,8 @@
 
 Inputs are taken one at a time, in the order of their arrival, which the journal records. What a machine decides is published at once;
 the input counts as handled when its outputs are stored and its journal entry is too. After a crash the state is rebuilt from snapshot and
-journal, and reading goes on behind the last journalled position: an input in between is taken again, and the ids of its outputs keep
-copies out of the streams.
+journal, and reading goes on behind the last journalled position: an input in between is taken again, and message ids keep second copies
+of what may happen once out of the streams.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from shared.contracts import subjects
 from shared.contracts.catalogue import KIND
 from shared.contracts.envelope import Message, Tick
 from shared.contracts.journal import DeadLetter, Entry
+from shared.contracts.steps import Prompt, StepAdmitted, StepDispatched, StepRefused, StepRouted
 from shared.core.errors import LegatoError
 from shared.core.machine import ENCODER, ConfigT, Machine, StateT, stamp, step
 from shared.drivers.journal import Reader, Snapshot, Writer, advance
@@ -281,11 +282,17 @@ class LiveDriver(Generic[StateT, ConfigT]):
         self._snapshot_at = self._number
 
 
-def message_id(message: Message) -> str:
-    """The `Nats-Msg-Id`. A dispatch is named by step and attempt, so that no two workers can be given the same attempt, even when a
-    restarted scheduler decides it a second time, differently; all else by the id that the driver gave."""
-    from shared.contracts.steps import StepDispatched
+_NAMED_BY_STEP: dict[type[Message], Callable[[Any], str]] = {
+    StepAdmitted: lambda m: f"{m.step}.admission",
+    StepRefused: lambda m: f"{m.step}.admission",
+    StepRouted: lambda m: f"{m.step}.routing",
+    StepDispatched: lambda m: f"{m.step}.dispatch.{m.attempt}",
+    Prompt: lambda m: f"{m.step}.prompt",
+}
 
-    if isinstance(message, StepDispatched):
-        return f"{message.step}.dispatch.{message.attempt}"
-    return message.id
+
+def message_id(message: Message) -> str:
+    """The `Nats-Msg-Id`. What may happen once to a step (or to an attempt) is named by it, so that the log keeps the first decision when a
+    restarted process takes an unjournalled input again, even if it now decides otherwise. All else: the id that the driver gave."""
+    named = _NAMED_BY_STEP.get(type(message))
+    return named(message) if named is not None else message.id

@@ -25,6 +25,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     sampling: Sampling
     max_tokens: int  # of the whole output
     priority: int = 0
+    trace: str = ""  # W3C traceparent of the step
 
 
 class EngineChunk(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,7 +26,7 @@ class SglangConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     deterministic: bool = True  # equal seeds give equal tokens whatever else runs; without it SGLang ignores seeds
     port: int = 0  # HTTP on 127.0.0.1, 0: any free one
     extra_args: list[str] = []  # given to SGLang last, so that they win
-    start_timeout_s: float = 300.0
+    start_timeout_s: float = 600.0  # a small model on an idle CPU takes 20 s
     stop_timeout_s: float = 30.0  # from SIGTERM to SIGKILL; SGLang looks for the signal every 5 s and then frees its memory
     token_timeout_s: float = 300.0  # longest silence of a request, its wait in SGLang's queue included
 
