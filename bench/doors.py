@@ -64,7 +64,9 @@ def by_http(session: aiohttp.ClientSession, url: str, model: str, tokens: int) -
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        async with session.post(f"{url}/v1/completions", data=msgspec.json.encode(body), headers={"Content-Type": "application/json"}) as reply:
+        async with session.post(
+            f"{url}/v1/completions", data=msgspec.json.encode(body), headers={"Content-Type": "application/json"}
+        ) as reply:
             reply.raise_for_status()
             async for line in reply.content:
                 if line.startswith(b"data: {"):

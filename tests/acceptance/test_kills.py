@@ -1,0 +1,122 @@
+"""Whatever is killed, every step ends once and every reader sees one stream."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+
+import msgspec
+import psutil
+import pytest
+
+from legato import Client
+from legato.fleet import Fleet
+from services.worker.engines import prose
+from shared.contracts import subjects
+from shared.contracts.ids import StepId
+from shared.contracts.outcomes import Status
+from shared.contracts.steps import StepSettled
+from shared.contracts.streams import STEPS
+from shared.runtime.db import connect
+from tests.acceptance.conftest import running_fleet
+
+STEPS_PER_RUN = 200
+AT_A_TIME = 20
+TOKENS = 48
+LIMIT_S = 120.0
+VICTIMS = (
+    "admission-0",
+    "router-0",
+    "scheduler-0",
+    "kv_registry-0",
+    "workflow-0",
+    "autoscaler-0",
+    "gateway-0",
+    "worker-0",
+    "nats",
+    "postgres",
+)
+
+
+@pytest.fixture(scope="module")
+async def fleet() -> AsyncIterator[Fleet]:
+    async with running_fleet(workers=2, settings=("simulated.law=8b-h100",)) as fleet:
+        yield fleet
+
+
+async def one_step(client: Client, number: int) -> StepId:
+    """Stream a step, and compare what came with what the simulated engine must say."""
+    prompt = f"Movement {number}, played {number % 7} times."
+    step = await client.submit(model="sim-small", prompt=prompt, max_tokens=TOKENS, temperature=0)
+    tokens: list[int] = []
+    texts: list[str] = []
+    async for output in step:
+        assert output.offset == len(tokens), f"{step.id}: a gap or a repeat at {len(tokens)}"
+        tokens += output.tokens
+        texts.append(output.text)
+    assert output.end is not None
+    assert output.end.status is Status.SUCCEEDED, f"{step.id}: {output.end.problem}"
+    assert tokens == prose.tokens_at(prose.offset_of(None, list(prompt.encode())), 0, TOKENS)
+    assert "".join(texts) == bytes(tokens).decode(errors="replace")
+    return step.id
+
+
+async def run_steps(client: Client, halfway: asyncio.Event) -> list[StepId]:
+    done: list[StepId] = []
+    numbers = iter(range(STEPS_PER_RUN))
+
+    async def reader() -> None:
+        for number in numbers:
+            done.append(await one_step(client, number))
+            if len(done) >= STEPS_PER_RUN // 4:
+                halfway.set()
+
+    async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
+        for _ in range(AT_A_TIME):
+            group.create_task(reader())
+    return done
+
+
+async def settlements(fleet: Fleet, steps: list[StepId]) -> dict[StepId, list[StepSettled]]:
+    """Of each step, once every step has one."""
+    found: dict[StepId, list[StepSettled]] = {step: [] for step in steps}
+    after = 0
+    async with asyncio.timeout(LIMIT_S):
+        while not all(found.values()):
+            async for record in fleet.bus.history(STEPS.name, subjects.SETTLED, after):
+                after = record.seq
+                step = subjects.step_of(record.subject)
+                if step in found:
+                    found[step].append(msgspec.json.decode(record.data, type=StepSettled))
+            await asyncio.sleep(0.05)
+    return found
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+async def test_every_step_ends_once_and_streams_without_seam(fleet: Fleet, victim: str) -> None:
+    async with Client(fleet.running.nats) as client:
+        halfway = asyncio.Event()
+        running = asyncio.create_task(run_steps(client, halfway))
+        waiting = asyncio.create_task(halfway.wait())
+        await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED)
+        killed = fleet.running.processes[victim]
+        os.kill(killed, signal.SIGKILL)
+        steps = await running
+        async with asyncio.timeout(LIMIT_S):
+            while fleet.running.processes.get(victim, killed) == killed:
+                await asyncio.sleep(0.05)  # the supervisor's events are its own
+        assert psutil.pid_exists(fleet.running.processes[victim])
+        settled = await settlements(fleet, steps)
+    assert len(set(steps)) == STEPS_PER_RUN
+    assert {len(each) for each in settled.values()} == {1}
+    assert {each[0].status for each in settled.values()} == {Status.SUCCEEDED}
+    await recorded_in_postgres(fleet, steps)
+
+
+async def recorded_in_postgres(fleet: Fleet, steps: list[StepId]) -> None:
+    connection = await connect(fleet.running.postgres)
+    try:
+        rows = await connection.fetch("SELECT status, count(*) AS number FROM steps WHERE step = ANY($1::text[]) GROUP BY status", steps)
+    finally:
+        await connection.close()
+    assert {row["status"]: row["number"] for row in rows} == {"succeeded": STEPS_PER_RUN}
