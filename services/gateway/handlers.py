@@ -36,6 +36,12 @@ EVENT_STREAM = {
 _JSON = "application/json"
 
 
+class _EventStream(web.StreamResponse):
+    """Its headers leave with the first event, in one write."""
+
+    _send_headers_immediately = False
+
+
 class Handlers:
     """What the gateway does with requests. `draining`: new ones are sent away."""
 
@@ -127,7 +133,7 @@ class Handlers:
         outputs = await exchange.outputs(quiet_s)
         if len(outputs) == 1 and exchange.problem is not None:
             return refusal(exchange.problem, exchange.step)
-        response = web.StreamResponse(headers={**EVENT_STREAM, STEP_HEADER: exchange.step})
+        response = _EventStream(headers={**EVENT_STREAM, STEP_HEADER: exchange.step})
         try:
             await response.prepare(request)
             while exchange.end is None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -33,8 +33,9 @@ class _Known(msgspec.Struct, frozen=True):
 class Models:
     """`follow` beside the work; `listing` at any time. A worker counts while it is ready and has repeated its card within `silent_ms`."""
 
-    def __init__(self, bus: Bus, silent_ms: int, clock: Callable[[], int] = now_ns) -> None:
+    def __init__(self, bus: Bus, silent_ms: int, aliases: Mapping[str, str], clock: Callable[[], int] = now_ns) -> None:
         self._bus = bus
+        self._aliases = aliases
         self._silent_ns = silent_ms * 1_000_000
         self._clock = clock
         self._known: dict[WorkerId, _Known] = {}
@@ -73,7 +74,7 @@ class Models:
             self._known.pop(message.worker, None)
 
     def listing(self) -> list[dict[str, Any]]:
-        """OpenAI's model objects, by name. `created`, in seconds, is when the first of the model's workers was heard of here."""
+        """OpenAI's model objects, by name, aliases included. `created`, in seconds: when the first of its workers was heard of here."""
         oldest_ns = self._clock() - self._silent_ns
         self._known = {worker: known for worker, known in self._known.items() if known.card.time_ns >= oldest_ns}
         since: dict[str, int] = {}
@@ -81,4 +82,5 @@ class Models:
             if known.card.state is WorkerState.READY:
                 name = known.card.card.name
                 since[name] = min(known.since_ns // 10**9, since.get(name, known.since_ns // 10**9))
+        since |= {alias: since[name] for alias, name in self._aliases.items() if name in since}
         return [{"id": name, "object": "model", "created": since[name], "owned_by": OWNER} for name in sorted(since)]

@@ -11,6 +11,7 @@ from services.gateway.errors import error_body
 from services.gateway.exchange import CANCEL_TIMEOUT_S
 from services.gateway.handlers import Handlers
 from services.gateway.models import Models
+from shared.core.catalogue import ModelsConfig
 from shared.core.errors import LegatoError
 from shared.runtime.lifecycle import Context
 
@@ -20,7 +21,7 @@ log = logging.getLogger(__name__)
 async def run(context: Context) -> None:
     """One gateway; any number run side by side."""
     config = context.section(GatewayConfig, "gateway")
-    models = Models(context.bus, config.worker_silent_ms)
+    models = Models(context.bus, config.worker_silent_ms, context.section(ModelsConfig, "models").aliases)
     handlers = Handlers(context.bus, config, models, context.telemetry)
     async with asyncio.TaskGroup() as group:
         following = group.create_task(models.follow())
