@@ -1,0 +1,207 @@
+"""The scheduler's book: steps and workers, and the moves of a step between queue, worker and the end.
+
+Where a step is: `queued` in its model's queue, or placed on a worker; between an attempt's final failure and the closing that the same
+input decides, in neither. All tables hold steps that are not over, live workers, or are bounded.
+"""
+
+import heapq
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from services.scheduler.policies.order import queue_key
+from services.scheduler.policies.reserve import blocks_needed, uncached_tokens
+from services.scheduler.queue import Queue
+from shared.contracts.fleet import Capacity, WorkerState
+from shared.contracts.ids import CellId, ModelName, StepId, TenantId, WorkerId, WorkflowId
+from shared.contracts.outcomes import Problem
+from shared.contracts.steps import Job
+
+MS = 1_000_000  # nanoseconds
+RECENT_MAX = 10_000  # steps that are over and still known, so that copies of their messages do nothing
+EARLY_MAX = 4_096  # matches, and cancellations, kept for steps that have not arrived
+DEADLINES_SLACK = 64
+
+
+class Step(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A step that is not over. `attempt`: the last one dispatched, 0 if none."""
+
+    id: StepId
+    job: Job
+    workflow: WorkflowId
+    tenant: TenantId
+    trace: str
+    arrival: int
+    routed_ns: int
+    attempt: int = 0
+    worker: WorkerId = WorkerId("")  # that has the attempt; empty: queued
+    blocks: int = 0  # set aside on the worker
+    prefill_tokens: int = 0  # not yet computed there, as far as known
+    placed_ns: int = 0
+    seen_ns: int = 0  # when the attempt was placed or last listed by the worker
+    cached: dict[WorkerId, int] | None = None  # prompt tokens in each worker's cache; None: the registry has not answered
+    failed_on: WorkerId = WorkerId("")
+    cancelled: bool = False
+    revoked: bool = False  # the worker was told to end it
+    closed: bool = False  # the end is published; only the worker must still stop
+    problem: Problem | None = None  # of the attempt that failed for good
+
+    @property
+    def queued(self) -> bool:
+        return not self.worker and self.problem is None
+
+
+class Worker(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One engine. What it is used for: `placed` by us, and `foreign`: what it reports beyond that."""
+
+    id: WorkerId
+    epoch: int
+    model: ModelName
+    capacity: Capacity
+    block_tokens: int
+    state: WorkerState = WorkerState.LOADING
+    beaten: bool = False  # a heartbeat of this epoch was heard
+    placed: dict[StepId, int] = {}  # attempt by step
+    reserved_blocks: int = 0
+    prefill_tokens: int = 0
+    foreign_slots: int = 0
+    foreign_blocks: int = 0
+    strangers: dict[StepId, int] = {}  # steps in its hands that nobody here knows: since when
+
+
+class State(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Everything that a decision sees, besides the input, the time and the configuration."""
+
+    cell: CellId
+    now_ns: int = 0  # of the last input
+    heard_ns: int = 0  # of the last input that came over the bus
+    gaps: list[tuple[int, int]] = []  # (end, length) of silences on the bus, each longer than all after it
+    due: bool = False  # a step was put back after the last dispatch
+    matched_ns: int = 0  # when the registry was last heard
+    reported_ns: int = 0
+    arrivals: int = 0
+    steps: dict[StepId, Step] = {}
+    queues: dict[ModelName, Queue] = {}  # none is empty
+    workers: dict[WorkerId, Worker] = {}
+    heard: dict[WorkerId, int] = {}  # when each worker was heard; the one that has been silent longest first
+    awaiting: dict[StepId, int] = {}  # steps that have no match yet: routed when; oldest first
+    revoked: dict[StepId, int] = {}  # steps that a worker was told to end: since when; oldest first
+    returned: list[StepId] = []  # steps that the current input put back into the queue
+    deadlines: list[tuple[int, StepId]] = []  # a heap; its first is always a step that must still be stopped
+    early_matches: dict[StepId, dict[WorkerId, int]] = {}
+    early_cancels: dict[StepId, int] = {}
+    recent: dict[StepId, int] = {}  # over: since when; oldest first
+    service_ms: dict[ModelName, float] = {}  # mean time of an attempt that succeeded
+
+    def listening_since(self, silence_ns: int) -> int:
+        """The end of the last silence on the bus that was longer than `silence_ns`: before it, nobody could be heard."""
+        for end_ns, length_ns in reversed(self.gaps):
+            if length_ns > silence_ns:
+                return end_ns
+        return 0
+
+
+def close(state: State, step: Step, now_ns: int) -> None:
+    """The step's end is known. A worker that still runs it must be told to stop; until then the step stays."""
+    if step.worker:
+        step.closed = True
+    else:
+        finish(state, step, now_ns)
+
+
+def finish(state: State, step: Step, now_ns: int) -> None:
+    take_out(state, step)
+    del state.steps[step.id]
+    remember(state, step.id, now_ns)
+
+
+def remember(state: State, step: StepId, now_ns: int) -> None:
+    state.early_matches.pop(step, None)
+    state.early_cancels.pop(step, None)
+    state.recent[step] = now_ns
+    trim(state.recent, RECENT_MAX)
+
+
+def enqueue(state: State, step: Step) -> None:
+    queue = state.queues.get(step.job.model)
+    if queue is None:
+        queue = state.queues[step.job.model] = Queue()
+    queue.add(queue_key(step.job.priority, step.arrival, step.id), step.job.prompt_tokens)
+
+
+def take_out(state: State, step: Step) -> None:
+    """Of the queue or off the worker, wherever the step is."""
+    if step.worker:
+        worker = state.workers[step.worker]
+        del worker.placed[step.id]
+        worker.reserved_blocks -= step.blocks
+        worker.prefill_tokens -= step.prefill_tokens
+        step.worker, step.blocks, step.prefill_tokens = WorkerId(""), 0, 0
+        if step.revoked:
+            step.revoked = False
+            del state.revoked[step.id]
+            watch_deadline(state, step)
+    elif step.problem is None:
+        queue = state.queues[step.job.model]
+        queue.remove(queue_key(step.job.priority, step.arrival, step.id), step.job.prompt_tokens)
+        if not queue.keys:
+            del state.queues[step.job.model]
+        state.awaiting.pop(step.id, None)
+
+
+def put_back(state: State, step: Step, failed_on: WorkerId) -> None:
+    """The attempt is gone: back to the step's place in the queue; or, if its end is published, out of sight."""
+    if step.closed:
+        finish(state, step, state.now_ns)
+        return
+    step.failed_on = failed_on
+    if step.worker:
+        take_out(state, step)
+        enqueue(state, step)
+    state.returned.append(step.id)
+
+
+def place(step: Step, worker: Worker, attempt: int, cached_tokens: int, now_ns: int) -> None:
+    step.worker, step.attempt, step.placed_ns, step.seen_ns = worker.id, attempt, now_ns, now_ns
+    step.blocks = blocks_needed(step.job, worker.block_tokens, cached_tokens)
+    step.prefill_tokens = uncached_tokens(step.job, cached_tokens)
+    worker.placed[step.id] = attempt
+    worker.reserved_blocks += step.blocks
+    worker.prefill_tokens += step.prefill_tokens
+
+
+def lose_all(state: State, worker: Worker) -> None:
+    for step in list(worker.placed):
+        put_back(state, state.steps[step], worker.id)
+
+
+def forget(state: State, worker: Worker) -> None:
+    del state.workers[worker.id], state.heard[worker.id]
+
+
+def trim(table: dict[StepId, Any], most: int) -> None:
+    """Drop the oldest, many at a time: a dict finds its first entry slowly when one by one was taken away."""
+    if len(table) > most:
+        for step in list(islice(table, most // 8 + 1)):
+            del table[step]
+
+
+def watch_deadline(state: State, step: Step) -> None:
+    """From now on the step must be stopped at its deadline."""
+    if step.job.deadline_ns:
+        heapq.heappush(state.deadlines, (step.job.deadline_ns, step.id))
+
+
+def tidy_deadlines(state: State) -> None:
+    """Drop entries of steps that are over or are being stopped: those on top, and all when they are many."""
+    heap = state.deadlines
+    while heap and not _must_stop(state, heap[0][1]):
+        heapq.heappop(heap)
+    if len(heap) > 2 * len(state.steps) + DEADLINES_SLACK:
+        state.deadlines = sorted(dict.fromkeys(entry for entry in heap if _must_stop(state, entry[1])))
+
+
+def _must_stop(state: State, step_id: StepId) -> bool:
+    step = state.steps.get(step_id)
+    return step is not None and not step.revoked and not step.closed

@@ -1,0 +1,23 @@
+"""`[scheduler]`: one cell's queue, leases and retries."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from shared.contracts.ids import CellId
+
+MATCH_WAIT_MAX_MS = 50
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Times in milliseconds. A lease must outlast several heartbeats: `lease_ms` >= 4 x the workers' `beat_ms`."""
+
+    cell: CellId = CellId("local")
+    queue_max: Annotated[int, Meta(ge=1, le=100_000)] = 4_096  # waiting steps per model; more are shed
+    match_wait_ms: Annotated[float, Meta(ge=0, le=MATCH_WAIT_MAX_MS)] = 3.0  # for the cached prefix of a new step
+    dispatch_grace_ms: Annotated[int, Meta(ge=100, le=60_000)] = 1_000  # until the worker's beats must list an attempt
+    lease_ms: Annotated[int, Meta(ge=500, le=600_000)] = 3_000  # a worker silent for longer has lost its attempts
+    revoke_grace_ms: Annotated[int, Meta(ge=100, le=60_000)] = 3_000  # until a cancelled or expired attempt must have ended
+    attempts_max: Annotated[int, Meta(ge=1, le=100)] = 4
+    report_ms: Annotated[int, Meta(ge=50, le=60_000)] = 500

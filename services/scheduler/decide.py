@@ -1,0 +1,227 @@
+"""What the scheduler does about what it knows.
+
+Rules:
+- A step waits in its model's queue until a worker has room for it: placement.py says where it goes, policies/order.py which goes first.
+  A step at the head for which there is no room holds the others back, so that big ones are not starved. One that only waits for the
+  registry's answer does not; it waits `match_wait_ms`, and only where there is a choice and the registry was heard lately. Nor does one
+  that waits for another worker than the one on which it failed.
+- A new step beyond `queue_max` sheds the last in order.
+- An attempt is lost when its worker is silent for `lease_ms`, does not list it in its beats for `dispatch_grace_ms`, starts anew or says
+  good-bye; it is void then, and the step goes back to its place in the queue, up to `attempts_max`. Silence is counted only while anything
+  is heard at all: the scheduler's own silence is not the worker's.
+- An attempt that failed is repeated elsewhere if that may help, else the step ends. One that ended otherwise ends the step, whatever its
+  number: its reader has seen the end.
+- A worker's word about the current attempt counts more than the record. What it lists beyond that is revoked: old attempts at once, unknown
+  steps after `dispatch_grace_ms`, in which their routing may still arrive.
+- A step that is cancelled or past its deadline ends at once while it waits; while it runs, its worker is asked to end it, and after
+  `revoke_grace_ms` it is ended here.
+
+Invariants: an attempt number is dispatched at most once; a step is closed at most once, and never dispatched after that; what workers have
+set aside is the sum over what is placed there; after each input no step is closed or failed and still kept.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from services.scheduler.book import MS, State, Step
+from services.scheduler.config import SchedulerConfig
+from services.scheduler.enforce import enforce, wake_ns
+from services.scheduler.load import Load, busy_slots, has_slot
+from services.scheduler.placement import choose
+from services.scheduler.plan import Plan
+from services.scheduler.policies import retry
+from services.scheduler.policies.filter_fits import could_ever_fit
+from services.scheduler.report import queue_report, report
+from services.scheduler.state import apply
+from shared.contracts.envelope import Message, Tick
+from shared.contracts.fleet import WorkerBeat, WorkerGone, WorkerRegistered
+from shared.contracts.ids import ModelName
+from shared.contracts.kv import PrefixMatched
+from shared.contracts.outcomes import Problem, Reason, Status
+from shared.contracts.steps import AttemptEnded, CancelRequested, StepClosed, StepRouted
+from shared.core.machine import Machine
+
+REGISTRY_HEARD_NS = 10_000 * MS  # a registry that has answered nobody for longer is not waited for
+
+
+def decide(state: State, event: Message, now_ns: int, config: SchedulerConfig) -> list[Message]:
+    """Everything that follows from one input, which `state` has in it already."""
+    plan = Plan(state, now_ns, config)
+    enforce(plan)
+    rule = _RULES.get(type(event))
+    if rule is not None:
+        rule(plan, event)
+    report(plan)
+    return plan.outputs
+
+
+def _on_routed(plan: Plan, event: StepRouted) -> None:
+    step = plan.state.steps.get(event.step)
+    if step is None or not step.queued:
+        return
+    if step.cancelled:
+        plan.close(step, retry.cancelled())
+        return
+    dispatch(plan, step.job.model)
+    if step.arrival == plan.state.arrivals:  # else it is a copy
+        _shed_surplus(plan, step.job.model)
+
+
+def _on_matched(plan: Plan, event: PrefixMatched) -> None:
+    step = plan.state.steps.get(event.step)
+    if step is not None and step.queued:
+        dispatch(plan, step.job.model)
+
+
+def _on_cancel(plan: Plan, event: CancelRequested) -> None:
+    step = plan.state.steps.get(event.step)
+    if step is None or step.revoked:
+        return
+    if step.queued:
+        plan.close(step, retry.cancelled())
+    else:
+        plan.revoke(step, Reason.CANCELLED)
+
+
+def _on_ended(plan: Plan, event: AttemptEnded) -> None:
+    step = plan.state.steps.get(event.step)
+    if step is not None and step.closed:
+        plan.revoke(step, Reason.SUPERSEDED)
+    elif step is not None and step.problem is not None:
+        plan.close(step, (Status.FAILED, step.problem))
+    _settle_returned(plan)
+    worker = plan.state.workers.get(event.worker)
+    for model in dict.fromkeys([worker.model] if worker else []) | dict.fromkeys([step.job.model] if step else []):
+        dispatch(plan, model)
+
+
+def _on_closed(plan: Plan, event: StepClosed) -> None:
+    step = plan.state.steps.get(event.step)
+    if step is not None and step.closed:
+        plan.revoke(step, Reason.SUPERSEDED)
+
+
+def _on_fleet(plan: Plan, event: WorkerRegistered | WorkerGone) -> None:
+    _settle_returned(plan)
+    for model in plan.state.queues:
+        dispatch(plan, model)
+
+
+def _on_beat(plan: Plan, event: WorkerBeat) -> None:
+    worker = plan.state.workers.get(event.worker)
+    if worker is None or event.epoch < worker.epoch:
+        return
+    _settle_returned(plan)
+    grace_ns = plan.config.dispatch_grace_ms * MS
+    for item in event.running:
+        step = plan.state.steps.get(item.step)
+        if step is None:
+            void = plan.now_ns - worker.strangers.get(item.step, plan.now_ns) >= grace_ns
+        else:
+            void = step.worker != worker.id or step.attempt != item.attempt
+        if void:
+            plan.void(item.step, worker.id, item.attempt)
+    for step_id in worker.placed:
+        step = plan.state.steps[step_id]
+        if step.cancelled and not step.revoked:  # it was found here after somebody else had been told
+            plan.revoke(step, Reason.CANCELLED)
+        elif step.seen_ns < plan.now_ns and plan.now_ns - max(step.seen_ns, plan.listening_since_ns) >= grace_ns:
+            plan.lose(step)
+    dispatch(plan, worker.model)
+
+
+def _on_tick(plan: Plan, event: Tick) -> None:
+    for model in plan.state.queues:
+        dispatch(plan, model)
+
+
+def _settle_returned(plan: Plan) -> None:
+    """End those that this input put back and that may not have another attempt."""
+    for step_id in plan.state.returned:
+        step = plan.state.steps[step_id]
+        end = plan.verdict(step)
+        if end is not None:
+            plan.close(step, end)
+
+
+# --- the queue -------------------------------------------------------------------------------------------------------------------
+
+
+def dispatch(plan: Plan, model: ModelName) -> None:
+    """Place steps in the order of the queue, until the next one has no room."""
+    queue = plan.state.queues.get(model)
+    if queue is None or not has_slot(plan.state, model):
+        return
+    workers = plan.ready_workers(model)
+    ready, loads = len(workers), [Load(worker) for worker in workers if busy_slots(worker) < worker.capacity.slots]
+    free = sum(load.slots - load.busy for load in loads)
+    if free == 0:
+        return
+    wait_ns = int(plan.config.match_wait_ms * MS) if _match_expected(plan, ready) else 0
+    for _, _, step_id in queue.keys:
+        step = plan.state.steps[step_id]
+        if step_id in plan.touched or (step.cached is None and step.attempt == 0 and plan.now_ns < step.routed_ns + wait_ns):
+            continue
+        choice = choose(step, loads, ready)
+        if choice is not None:
+            plan.dispatch(step, choice, ready)
+            free -= 1
+        elif not _can_wait(plan, step):
+            plan.close(step, _too_long(step))
+        elif step.failed_on not in [load.id for load in loads]:
+            return
+        if free == 0:
+            return
+
+
+def _match_expected(plan: Plan, ready: int) -> bool:
+    return ready > 1 and plan.now_ns - plan.state.matched_ns <= REGISTRY_HEARD_NS
+
+
+def _can_wait(plan: Plan, step: Step) -> bool:
+    """Whether room for the step can ever appear on a worker that is known."""
+    workers = [worker for worker in plan.state.workers.values() if worker.model == step.job.model]
+    return any(could_ever_fit(step.job, worker.block_tokens, worker.capacity.blocks) for worker in workers)
+
+
+def _too_long(step: Step) -> retry.Verdict:
+    tokens = f"{step.job.prompt_tokens} prompt and up to {step.job.max_tokens} output tokens"
+    return Status.FAILED, Problem(reason=Reason.CONTEXT_TOO_LONG, message=f"{tokens} fit into no worker of {step.job.model}")
+
+
+def _shed_surplus(plan: Plan, model: ModelName) -> None:
+    """Beyond `queue_max`, end the last in order: of the lowest priority, the newest. What has run already is not given up."""
+    keys = plan.state.queues[model].keys
+    if len(keys) <= plan.config.queue_max:
+        return
+    leaving = [step for step_id in plan.touched if (step := plan.state.steps[step_id]).queued and step.job.model == model]
+    if len(keys) - len(leaving) > plan.config.queue_max:
+        waiting = (plan.state.steps[key[2]] for key in reversed(keys))
+        step = next(step for step in waiting if step.attempt == 0 and step.id not in plan.touched)
+        wait_ms = queue_report(plan, model).drain_ms
+        message = f"{plan.config.queue_max} steps wait for {model} already; come back in {wait_ms} ms"
+        plan.close(step, (Status.SHED, Problem(reason=Reason.QUEUE_FULL, message=message, retry_after_ms=wait_ms)))
+
+
+_RULES: dict[type[Message], Callable[[Plan, Any], None]] = {
+    StepRouted: _on_routed,
+    PrefixMatched: _on_matched,
+    CancelRequested: _on_cancel,
+    AttemptEnded: _on_ended,
+    StepClosed: _on_closed,
+    WorkerRegistered: _on_fleet,
+    WorkerGone: _on_fleet,
+    WorkerBeat: _on_beat,
+    Tick: _on_tick,
+}
+
+MACHINE = Machine(
+    name="scheduler",
+    state=State,
+    config=SchedulerConfig,
+    inputs=StepRouted | PrefixMatched | AttemptEnded | CancelRequested | StepClosed | WorkerRegistered | WorkerGone | WorkerBeat | Tick,
+    start=lambda config: State(cell=config.cell),
+    apply=apply,
+    decide=decide,
+    wake_ns=wake_ns,
+)

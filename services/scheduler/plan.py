@@ -1,0 +1,121 @@
+"""What one decision has decided so far. The state is only read: its changes follow from the messages."""
+
+from typing import Required, TypedDict
+
+from services.scheduler.book import MS, State, Step, Worker
+from services.scheduler.config import SchedulerConfig
+from services.scheduler.load import ready_workers
+from services.scheduler.placement import Choice
+from services.scheduler.policies.reserve import blocks_needed, uncached_tokens
+from services.scheduler.policies.retry import Verdict, verdict
+from shared.contracts.envelope import Message
+from shared.contracts.ids import ModelName, StepId, TenantId, WorkerId, WorkflowId
+from shared.contracts.outcomes import FinishReason, Reason, Status
+from shared.contracts.output import End, Output
+from shared.contracts.steps import StepClosed, StepDispatched, StepRevoked
+
+
+class About(TypedDict, total=False):
+    """The part of the envelope that says which step a message is about."""
+
+    step: Required[StepId]
+    workflow: WorkflowId
+    tenant: TenantId
+    trace: str
+
+
+def _about(step: Step) -> About:
+    return About(step=step.id, workflow=step.workflow, tenant=step.tenant, trace=step.trace)
+
+
+class Plan:
+    """Messages to publish, in order. Each step is decided on at most once per input; a second decision on it is ignored."""
+
+    def __init__(self, state: State, now_ns: int, config: SchedulerConfig) -> None:
+        self.state = state
+        self.now_ns = now_ns
+        self.config = config
+        self.outputs: list[Message] = []
+        self.touched: dict[StepId, None] = {}
+
+    @property
+    def listening_since_ns(self) -> int:
+        """Nobody is blamed for silence before this: it was the bus, or this process, that was silent."""
+        return self.state.listening_since(self.config.lease_ms * MS // 2)
+
+    def ready_workers(self, model: ModelName) -> list[Worker]:
+        return ready_workers(self.state, model, self.now_ns, self.config.lease_ms * MS)
+
+    def verdict(self, step: Step) -> Verdict | None:
+        return verdict(step, self.now_ns, self.config.attempts_max)
+
+    def dispatch(self, step: Step, choice: Choice, ready: int) -> None:
+        """Place the step, and take its room off the load that the decision goes on with."""
+        self.touched[step.id] = None
+        load, cached = choice.load, choice.cached_tokens
+        self.outputs.append(
+            StepDispatched(
+                job=step.job,
+                cell=self.state.cell,
+                worker=load.id,
+                attempt=step.attempt + 1,
+                cached_tokens=cached,
+                why=choice.why(ready),
+                **_about(step),
+            )
+        )
+        load.take(blocks_needed(step.job, load.block_tokens, cached), uncached_tokens(step.job, cached))
+
+    def close(self, step: Step, end: Verdict) -> None:
+        """End the step, for the fleet and for its reader; a worker that may still have it is told to stop.
+
+        The number is above that of an attempt whose end is not known, so that nothing it still sends is taken for newer.
+        """
+        if step.id in self.touched:
+            return
+        self.touched[step.id] = None
+        status, problem = end
+        attempt = step.attempt + 1 if step.attempt and step.problem is None else step.attempt
+        finish = FinishReason.CANCELLED if status is Status.CANCELLED else FinishReason.ERROR
+        self.outputs.append(StepClosed(status=status, problem=problem, attempt=attempt, **_about(step)))
+        self.outputs.append(Output(attempt=attempt, end=End(status=status, finish_reason=finish, problem=problem), **_about(step)))
+        if step.worker:
+            self._revoke(step, Reason.SUPERSEDED)
+
+    def revoke(self, step: Step, reason: Reason) -> None:
+        """Tell the worker that has the step to stop it."""
+        if step.id not in self.touched:
+            self.touched[step.id] = None
+            self._revoke(step, reason)
+
+    def lose(self, step: Step) -> None:
+        """The placed attempt is lost: end the step, or void the attempt, which puts the step back."""
+        end = self.verdict(step)
+        if end is not None and not step.closed:
+            self.close(step, end)
+        else:
+            self.revoke(step, Reason.SUPERSEDED)
+
+    def void(self, step: StepId, worker: WorkerId, attempt: int) -> None:
+        """A worker has an attempt that counts no more."""
+        known = self.state.steps.get(step)
+        self.outputs.append(
+            StepRevoked(
+                cell=self.state.cell,
+                worker=worker,
+                attempt=attempt,
+                reason=Reason.SUPERSEDED,
+                **(_about(known) if known else About(step=step)),
+            )
+        )
+
+    def _revoke(self, step: Step, reason: Reason) -> None:
+        self.outputs.append(
+            StepRevoked(
+                cell=self.state.cell,
+                worker=step.worker,
+                attempt=step.attempt,
+                reason=reason,
+                **_about(step),
+            )
+        )

@@ -1,0 +1,45 @@
+"""The scheduler on the bus: one machine per cell."""
+
+import msgspec
+
+from services.scheduler.config import SchedulerConfig
+from services.scheduler.decide import MACHINE
+from shared.contracts import subjects
+from shared.contracts.envelope import Message
+from shared.contracts.steps import CancelRequested
+from shared.contracts.streams import FLEET, STEPS
+from shared.drivers.live import Unreadable, Wiring
+from shared.drivers.service import run_machine
+from shared.runtime.cursor import Record, Source
+from shared.runtime.lifecycle import Context
+
+_INPUT: msgspec.json.Decoder[Message] = msgspec.json.Decoder(MACHINE.inputs)
+_CANCEL = msgspec.json.Decoder(CancelRequested)
+_CANCELLED = subjects.cancel("")  # type: ignore[arg-type]  # the subject's part before the step
+
+
+async def run(context: Context) -> None:
+    """Drive the configured cell until told to stop."""
+    config = context.section(SchedulerConfig, "scheduler")
+    wiring = Wiring(
+        sources=[
+            Source(
+                stream=STEPS.name,
+                subjects=(subjects.routed_to(config.cell), subjects.ended_in(config.cell), subjects.CANCEL, subjects.CLOSED),
+            ),
+            Source(stream=FLEET.name, subjects=(subjects.WORKERS,), latest=True),
+        ],
+        live=[subjects.BEATS, subjects.match(config.cell)],
+        prepare=read,
+    )
+    await run_machine(context, MACHINE, config, wiring, config.cell)
+
+
+async def read(record: Record) -> Message:
+    """A stored message. A cancellation may be as bare as `{}`: the step is that of its subject, whatever its body says."""
+    try:
+        if not record.subject.startswith(_CANCELLED):
+            return _INPUT.decode(record.data)
+        return msgspec.structs.replace(_CANCEL.decode(record.data or b"{}"), step=subjects.step_of(record.subject))
+    except msgspec.DecodeError as error:
+        raise Unreadable(str(error)) from error
