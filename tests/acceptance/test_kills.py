@@ -1,9 +1,12 @@
 """Whatever is killed, every step ends once and every reader sees one stream."""
 
 import asyncio
+import json
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator
+from typing import Any
 
 import msgspec
 import psutil
@@ -103,7 +106,7 @@ async def test_every_step_ends_once_and_streams_without_seam(fleet: Fleet, victi
         os.kill(killed, signal.SIGKILL)
         steps = await running
         async with asyncio.timeout(LIMIT_S):
-            while fleet.running.processes.get(victim, killed) == killed:
+            while fleet.running.processes.get(victim, killed) == killed:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)  # the supervisor's events are its own
         assert psutil.pid_exists(fleet.running.processes[victim])
         settled = await settlements(fleet, steps)
@@ -120,3 +123,27 @@ async def recorded_in_postgres(fleet: Fleet, steps: list[StepId]) -> None:
     finally:
         await connection.close()
     assert {row["status"]: row["number"] for row in rows} == {"succeeded": STEPS_PER_RUN}
+
+
+async def replayed(fleet: Fleet, service: str, *options: str) -> tuple[int, dict[str, Any]]:
+    """Exit status and report of `legato replay SERVICE --verify --json`."""
+    command = [sys.executable, "-m", "legato", "replay", service, "--verify", "--json", "--nats", fleet.running.nats, *options]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    printed, _ = await asyncio.wait_for(process.communicate(), LIMIT_S)
+    report: dict[str, Any] = json.loads(printed)
+    return process.returncode or 0, report
+
+
+@pytest.mark.parametrize("service", ["admission", "router", "scheduler", "kv_registry", "autoscaler"])
+async def test_replaying_all_these_runs_decides_the_same(fleet: Fleet, service: str) -> None:
+    status, report = await replayed(fleet, service)
+    assert (status, report["differing"], report["missing"]) == (0, 0, 0), report["differences"]
+    if service == "scheduler":
+        assert report["outputs"] >= STEPS_PER_RUN * len(VICTIMS)
+
+
+async def test_another_constant_is_seen_where_the_decisions_part(fleet: Fleet) -> None:
+    status, report = await replayed(fleet, "scheduler", "--set", "attempts_max=1")
+    assert status == 1
+    assert report["differing"] > 0
+    assert report["differences"][0]["number"] > 0
