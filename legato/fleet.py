@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import socket
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -93,6 +94,7 @@ class Fleet:
 
     async def start(self) -> None:
         """Start everything and wait until all of it is ready. Raises FleetError and other LegatoErrors."""
+        _check_ports([self.wanted.port + index for index, _ in enumerate(each for each in self.launches if each.service == "gateway")])
         await self._start_servers()
         self._bus = await Bus.connect(self._bus_config, "legato-up")
         await self._bus.ensure_streams()
@@ -198,6 +200,17 @@ class Fleet:
             self._failure.set_result(line)
         if self._started and event.name not in self._leaving:
             self.tell(line)
+
+
+def _check_ports(ports: Sequence[int]) -> None:
+    """Before anything is started: a port that is taken is the commonest reason why a fleet cannot."""
+    for port in ports:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the gateway does it: connections of a former one do not count
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError as error:
+                raise FleetError(f"port {port} cannot be had ({error.strerror}): --port 0 takes a free one") from error
 
 
 def _of(section: str, settings: Sequence[str]) -> list[str]:

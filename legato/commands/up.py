@@ -22,6 +22,8 @@ from shared.runtime.clock import now_ns
 from shared.runtime.config import load
 from shared.runtime.server_directory import free_port
 
+CANCEL_AGAIN_S = 1.0
+
 Engine = Annotated[str, typer.Option("--engine", help=f"Engine of the workers: {', '.join(ENGINES)}.")]
 Replicas = Annotated[list[str] | None, typer.Option("--replicas", metavar="SERVICE=N", help="Several processes of one service.")]
 Only = Annotated[str, typer.Option("--only", metavar="NAMES", help=f"Only these, separated by commas: {', '.join(SERVICES)}.")]
@@ -110,8 +112,9 @@ class _Stop:
             return working.done()
         finally:
             for task in (working, asked):
-                task.cancel()
-            await asyncio.gather(working, asked, return_exceptions=True)
+                while not task.done():  # once is not enough: asyncio.wait_for of Python 3.11 can swallow a cancellation
+                    task.cancel()
+                    await asyncio.wait([task], timeout=CANCEL_AGAIN_S)
 
 
 def _print_addresses(fleet: Fleet, served: list[Served], seconds: float) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -279,3 +280,14 @@ async def test_the_actuator_follows_its_own_pool_and_no_older_target(nats_url: s
     await asyncio.gather(actuator, return_exceptions=True)
     assert crew.gone == ["worker-2", "worker-1"]
     await bus.close()
+
+
+async def test_a_port_that_is_taken_is_told_before_anything_starts(directory: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        process = await legato_process("up", "--data", str(directory), "--port", str(taken.getsockname()[1]))
+        output, _ = await asyncio.wait_for(process.communicate(), COMMAND_S)
+    assert process.returncode == 1
+    assert b"--port 0" in output
+    assert not (directory / "nats").exists()
