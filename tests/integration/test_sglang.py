@@ -24,7 +24,7 @@ from shared.contracts.outcomes import FinishReason, Reason
 from shared.contracts.steps import Sampling
 from shared.core.blocks import block_hashes
 
-CONFIG = SglangConfig(max_total_tokens=2048)  # enough, and a prompt that fills it does not take a minute
+CONFIG = SglangConfig(max_total_tokens=2048, stop_grace_s=60)  # a prompt that fills the pool takes seconds, not a minute
 pytestmark = [
     pytest.mark.sglang,
     pytest.mark.skipif(not Path(CONFIG.python).exists(), reason=f"no {CONFIG.python}: run `make setup-engine`"),
@@ -161,7 +161,7 @@ async def test_biases_penalties_and_stop_tokens_reach_the_engine(loaded: Loaded,
 
 
 async def test_an_aborted_attempt_ends_as_cancelled_and_frees_its_slot(loaded: Loaded, chat_prompt: str) -> None:
-    request = loaded.request(chat_prompt, max_tokens=2000, sampling=Sampling(temperature=0, ignore_eos=True))
+    request = loaded.request(chat_prompt, max_tokens=1500, sampling=Sampling(temperature=0, ignore_eos=True))
     chunks: list[EngineChunk] = []
     async with asyncio.timeout(TIMEOUT_S):
         async for chunk in loaded.engine.generate(request):
@@ -183,7 +183,7 @@ async def test_aborting_attempt_1_leaves_attempt_10_alone(loaded: Loaded, chat_p
 
 
 async def test_a_reader_that_goes_away_frees_the_engine(loaded: Loaded, chat_prompt: str) -> None:
-    request = loaded.request(chat_prompt, max_tokens=2000, sampling=Sampling(temperature=0, ignore_eos=True))
+    request = loaded.request(chat_prompt, max_tokens=1500, sampling=Sampling(temperature=0, ignore_eos=True))
     async with asyncio.timeout(TIMEOUT_S), aclosing(loaded.engine.generate(request)) as chunks:
         async for _ in chunks:
             break
@@ -267,7 +267,7 @@ async def test_resumption_near_the_end_of_the_context_is_not_refused(loaded: Loa
 
 
 async def test_a_killed_engine_is_noticed_its_requests_may_be_retried_and_it_loads_again(loaded: Loaded, chat_prompt: str) -> None:
-    request = loaded.request(chat_prompt, max_tokens=2000, sampling=Sampling(temperature=0, ignore_eos=True))
+    request = loaded.request(chat_prompt, max_tokens=1500, sampling=Sampling(temperature=0, ignore_eos=True))
     engine, family = loaded.engine, engine_processes()
     async with asyncio.timeout(TIMEOUT_S):
         died = asyncio.ensure_future(engine.died())
@@ -277,7 +277,7 @@ async def test_a_killed_engine_is_noticed_its_requests_may_be_retried_and_it_loa
         with pytest.raises(EngineError) as lost:
             await drained(chunks)
         assert lost.value.retryable
-        assert "was killed by SIGKILL" in await died
+        assert "SIGKILL" in await died
     assert not [process for process in family if runs(process)]
     with pytest.raises(EngineError) as refused:
         await engine.stats()
@@ -286,8 +286,8 @@ async def test_a_killed_engine_is_noticed_its_requests_may_be_retried_and_it_loa
     assert len(await loaded.tokens(loaded.request(chat_prompt, max_tokens=3))) == 3
     async with asyncio.timeout(TIMEOUT_S):
         first = await anext(engine.kv_events())
-    assert first.events == [AllCleared()]
-    assert await engine.kv_snapshot() == (first.seq, [])
+    assert (first.seq, first.events) == (1, [AllCleared()])
+    assert await engine.kv_snapshot() == (1, [])
 
 
 async def test_drain_lets_a_running_request_finish_and_leaves_no_process(loaded: Loaded, chat_prompt: str) -> None:

@@ -16,7 +16,7 @@ class SglangConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     model: ModelName = ModelName("smollm2-135m")  # the name that it is served under
     model_path: str = "models/smollm2-135m"
     python: str = ".venv-engine/bin/python"  # of the engine's own environment (deploy/engine/setup.sh)
-    log_dir: str = ".legato/engine"  # engine.log, and engine.log.1 of the start before
+    log_dir: str = ".legato/engine"  # of sglang-<pid of the worker>.log
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: str = "float32"  # bfloat16 is faster, but near ties may resolve differently when a generation is resumed
     page_size: int = 16  # tokens of a KV block
@@ -27,7 +27,7 @@ class SglangConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     port: int = 0  # HTTP on 127.0.0.1, 0: any free one
     extra_args: list[str] = []  # given to SGLang last, so that they win
     start_timeout_s: float = 600.0  # a small model on an idle CPU takes 20 s
-    stop_timeout_s: float = 30.0  # from SIGTERM to SIGKILL; SGLang looks for the signal every 5 s and then frees its memory
+    stop_grace_s: float | None = None  # from SIGTERM to SIGKILL; None: 30 on a GPU, whose memory SGLang gives back, and 0 on a CPU
     token_timeout_s: float = 300.0  # longest silence of a request, its wait in SGLang's queue included
 
 
@@ -35,6 +35,13 @@ def unsupported_sampling(config: SglangConfig) -> list[str]:
     """Sampling fields that this engine must not be given: min_p kills a deterministic SGLang; min_tokens needs SGLang to load
     the tokenizer, which Legato spares it."""
     return ["min_p", "min_tokens"] if config.deterministic else ["min_tokens"]
+
+
+def stop_grace_s(config: SglangConfig) -> float:
+    """How long SGLang may take to end by itself. All requests have ended before; it looks for the signal only every 5 s."""
+    if config.stop_grace_s is not None:
+        return config.stop_grace_s
+    return 30.0 if config.device == "cuda" else 0.0
 
 
 def command(config: SglangConfig, port: int, sockets: Path) -> list[str]:
@@ -68,7 +75,7 @@ def command(config: SglangConfig, port: int, sockets: Path) -> list[str]:
         options |= CPU_OPTIONS
     flags = [*FLAGS, "--enable-deterministic-inference"] if config.deterministic else FLAGS
     pairs = [part for name, value in options.items() for part in (f"--{name}", value)]
-    return [str(Path(config.python).absolute()), "-m", "legato_sglang.launch", str(os.getpid()), *pairs, *flags, *config.extra_args]
+    return [str(Path(config.python).absolute()), "-m", "sglang.launch_server", *pairs, *flags, *config.extra_args]
 
 
 FLAGS = [
@@ -94,7 +101,8 @@ def environment(config: SglangConfig, scratch: Path) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
     ours = {"HF_HUB_OFFLINE": "1", "TMPDIR": str(scratch), "PYTHONUNBUFFERED": "1"}
     if config.device == "cpu":
-        ours["OMP_NUM_THREADS"] = str(config.threads)
+        # Without the second, the first request with penalties waits half a minute for a C++ compiler, or ends the engine for want of one.
+        ours |= {"OMP_NUM_THREADS": str(config.threads), "TORCHDYNAMO_DISABLE": "1"}
     return inherited | ours
 
 
