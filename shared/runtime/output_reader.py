@@ -152,10 +152,8 @@ class OutputReader:
         last = await self._bus.last(OUT.name, self._subject)
         if last is None or last.seq <= self._seq:
             return
-        output = self._decode(last.data)
-        if output is not None and (self._is_old(output) or self._follows(output)):
-            self._record(output)
-        else:
+        newest = self._decode(last.data)
+        if newest is None or not self._is_newest(newest):
             for record in [record async for record in self._bus.history(OUT.name, self._subject, self._seq)]:
                 output = self._decode(record.data)
                 if output is not None:
@@ -179,6 +177,10 @@ class OutputReader:
         if output.attempt < self._attempt:
             return True
         return output.end is None and output.offset + len(output.tokens) <= self._offset
+
+    def _is_newest(self, output: Output) -> bool:
+        """Whether it is the one that was taken last."""
+        return output.end is None and output.attempt == self._attempt and output.offset + len(output.tokens) == self._offset
 
     def _follows(self, output: Output) -> bool:
         expected = self._attempt if self._attempt >= 0 else min(output.attempt, 1)

@@ -18,12 +18,14 @@ from services.gateway.models import Models
 from services.gateway.service import serve
 from shared.contracts import subjects
 from shared.contracts.fleet import Capacity, ModelCard, WorkerGone, WorkerRegistered, WorkerState
-from shared.contracts.ids import CellId, ModelName, WorkerId
+from shared.contracts.ids import CellId, ModelName, WorkerId, is_subject_token
 from shared.contracts.outcomes import Status
 from shared.contracts.output import Output
+from shared.contracts.streams import STEPS
 from shared.core.errors import LegatoError
 from shared.runtime.bus import Bus, BusConfig
 from shared.runtime.clock import now_ns
+from shared.runtime.cursor import Source
 from shared.runtime.embedded import EmbeddedNats
 from shared.runtime.ids import new_id
 from shared.runtime.telemetry import Telemetry, TelemetryConfig
@@ -170,13 +172,18 @@ async def test_while_nats_is_away_requests_are_told_to_come_back(fresh_nats: Emb
         assert caught.value.status_code == 503
         assert "Retry-After" in caught.value.response.headers
         await fresh_nats.start()
-        assert (await place.cancelled()).step  # it may have been stored after all, so it is cancelled
+        cursor = await place.fleet.bus.read(Source(stream=STEPS.name, subjects=(subjects.CANCEL,)))
+        (cancel,) = await asyncio.wait_for(cursor.take(1), LIMIT_S)  # it may have been stored after all, so it is cancelled
+        assert is_subject_token(subjects.step_of(cancel.subject))
+        await cursor.close()
 
 
 async def test_a_stream_outlives_a_restart_of_nats(fresh_nats: EmbeddedNats) -> None:
     async with gateway(fresh_nats.url) as place:
-        stream = await place.client.chat.completions.create(model="one-word", messages=HELLO, stream=True)
+        asking = asyncio.create_task(place.client.chat.completions.create(model="silent", messages=HELLO, stream=True))
         step = await place.submitted()
+        await place.fleet.say(step, Output(attempt=1, tokens=[0], text=WORDS[0]))
+        stream = await asking
         text = (await anext(stream)).choices[0].delta.content
         await fresh_nats.stop(0)
         await fresh_nats.start()
@@ -194,7 +201,7 @@ async def test_events_leave_at_once(nats_url: str, new_loop: Callable[[], asynci
         bus = await Bus.connect(BusConfig(url=nats_url), "test-nodelay")
         config = GatewayConfig(port=0, drain_timeout_ms=0)
         telemetry = Telemetry("gateway", "test", TelemetryConfig())
-        runner = await serve(Handlers(bus, config, Models(bus, config.worker_silent_ms), telemetry), config)
+        runner = await serve(Handlers(bus, config, Models(bus, config.worker_silent_ms, {}), telemetry), config)
         reader, writer = await asyncio.open_connection(*runner.addresses[0][:2])
         writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
         await reader.readuntil(b"ok\n")
@@ -218,4 +225,4 @@ async def test_an_address_that_is_taken_is_said_to_be(nats_url: str, place: Plac
     config = GatewayConfig(port=int(place.url.rpartition(":")[2]))
     bus = place.fleet.bus
     with pytest.raises(LegatoError, match=f"cannot serve on 127.0.0.1:{config.port}"):
-        await serve(Handlers(bus, config, Models(bus, 1), Telemetry("gateway", "test", TelemetryConfig())), config)
+        await serve(Handlers(bus, config, Models(bus, 1, {}), Telemetry("gateway", "test", TelemetryConfig())), config)

@@ -79,6 +79,19 @@ async def test_a_message_that_never_arrived_is_read_from_the_stream(bus: Bus, st
     await reader.close()
 
 
+async def test_an_old_copy_at_the_end_of_the_stream_hides_nothing(bus: Bus, step: StepId) -> None:
+    await send(bus, step, chunk(0, "one "), chunk(4, "two "), chunk(0, "one "))
+    reader = await opened(bus, step, joining=True)
+    assert await reader.take() == [chunk(0, "one "), chunk(4, "two ")]
+    await reader.close()
+    late = await opened(bus, step)
+    await bus.publish(subjects.out(step), msgspec.json.encode(chunk(0, "one ")))
+    assert await late.take() == [chunk(0, "one ")]
+    await send(bus, step, chunk(8, "three", end=DONE))
+    assert await text_of(late) == "two three"
+    await late.close()
+
+
 async def test_an_end_that_never_arrived_is_found_after_silence(bus: Bus, step: StepId) -> None:
     await send(bus, step, chunk(0, "all", end=DONE))
     reader = await opened(bus, step)

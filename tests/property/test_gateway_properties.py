@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import msgspec
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.gateway.dialect import Asked, read_request
@@ -47,6 +47,8 @@ header_names = st.sampled_from(["Authorization", "X-Legato-Timeout-Ms", "X-Legat
 anything = st.characters()  # lone surrogates too: what aiohttp makes of header bytes that are no UTF-8
 headers = st.dictionaries(header_names, st.text(anything, max_size=20) | st.sampled_from(["Bearer x", "100", "-1"]), max_size=3)
 
+untimed = settings(deadline=None)  # a busy machine is no failure
+
 
 def check(body: bytes, given_headers: dict[str, str], chat: bool) -> None:
     asked = read_request(body, given_headers, chat=chat)
@@ -60,21 +62,25 @@ def check(body: bytes, given_headers: dict[str, str], chat: bool) -> None:
     assert all(isinstance(text, str) for text in headers_of(asked).values())
 
 
+@untimed
 @given(body=values, headers=headers, chat=st.booleans())
 def test_any_json_is_taken_or_refused(body: Any, headers: dict[str, str], chat: bool) -> None:
     check(json.dumps(body).encode(), headers, chat)
 
 
+@untimed
 @given(body=bodies | likely | prompts, headers=headers, chat=st.booleans())
 def test_any_object_with_known_names_is_taken_or_refused(body: dict[str, Any], headers: dict[str, str], chat: bool) -> None:
     check(json.dumps(body, ensure_ascii=False).encode("utf-8", "surrogatepass"), headers, chat)
 
 
+@untimed
 @given(body=st.binary(max_size=64), chat=st.booleans())
 def test_any_bytes_are_taken_or_refused(body: bytes, chat: bool) -> None:
     check(body, {}, chat)
 
 
+@untimed
 @given(name=st.text(max_size=12).filter(lambda name: name not in NAMES), value=values)
 def test_a_name_that_nobody_knows_is_never_ignored(name: str, value: Any) -> None:
     known = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
@@ -83,6 +89,7 @@ def test_a_name_that_nobody_knows_is_never_ignored(name: str, value: Any) -> Non
     assert neutral or not isinstance(asked, Asked)
 
 
+@untimed
 @given(
     texts=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=6), max_size=6),
     cuts=st.lists(st.booleans()),
