@@ -13,8 +13,8 @@ CELL = CellId("local")
 NOW_S = 1_000
 
 
-def models(now_s: int = NOW_S) -> Models:
-    return Models(cast(Bus, None), 35_000, clock=lambda: now_s * 10**9)  # only `follow` needs a bus
+def models(aliases: dict[str, str] | None = None) -> Models:
+    return Models(cast(Bus, None), 35_000, aliases or {}, clock=lambda: NOW_S * 10**9)  # only `follow` needs a bus
 
 
 def card(worker: str, model: str, *, state: WorkerState = WorkerState.READY, epoch: int = 1, at_s: int = NOW_S) -> bytes:
@@ -69,6 +69,12 @@ def test_a_worker_that_stopped_repeating_its_card_is_forgotten() -> None:
     known.take(card("w1", "a", at_s=NOW_S - 36))
     known.take(card("w2", "b", at_s=NOW_S - 34))
     assert names(known) == ["b"]
+
+
+def test_an_alias_is_listed_while_its_model_is() -> None:
+    known = models({"small": "a", "large": "z"})
+    known.take(card("w1", "a"))
+    assert names(known) == ["a", "small"]
 
 
 def test_what_cannot_be_read_is_skipped() -> None:
