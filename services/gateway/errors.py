@@ -47,8 +47,9 @@ def headers_of(problem: Problem) -> dict[str, str]:
 
 
 def body_of(problem: Problem) -> bytes:
-    """The error object."""
-    return error_body(problem.message, _type_of(status_of(problem)), param=problem.param or None, code=problem.reason.value)
+    """The error object. The fleet names parameters as a submission has them, where sampling is an object of its own."""
+    param = problem.param.removeprefix("sampling.") or None
+    return error_body(problem.message, _type_of(status_of(problem)), param=param, code=problem.reason.value)
 
 
 def error_body(message: str, kind: str, *, param: str | None = None, code: str | None = None) -> bytes:

@@ -17,6 +17,8 @@ def test_the_error_object_has_openais_shape() -> None:
     problem = Problem(reason=Reason.UNSUPPORTED, message="n is not supported", param="n")
     error = {"message": "n is not supported", "type": "invalid_request_error", "param": "n", "code": "unsupported_parameter"}
     assert json.loads(body_of(problem)) == {"error": error}
+    nested = Problem(reason=Reason.INVALID, message="x", param="sampling.logit_bias")
+    assert json.loads(body_of(nested))["error"]["param"] == "logit_bias"
     assert json.loads(body_of(Problem(reason=Reason.INTERNAL, message="x")))["error"]["param"] is None
 
 
