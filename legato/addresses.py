@@ -22,6 +22,7 @@ class Running(msgspec.Struct, kw_only=True, omit_defaults=True):
     """`up.json`: what a running `legato up` tells the other commands. `processes`: process id by name."""
 
     pid: int
+    born: float = 0.0  # when that process began, Unix seconds: its number may be given to another one later
     nats: str
     postgres: str = ""
     http: str = ""
@@ -44,7 +45,15 @@ def running_in(data: Path) -> Running | None:
         return None
     except (OSError, msgspec.DecodeError) as error:
         raise LegatoError(f"cannot read {data / FILE}: {error}") from error
-    return found if psutil.pid_exists(found.pid) else None
+    return found if born(found.pid) == found.born else None
+
+
+def born(pid: int) -> float | None:
+    """When a process began, in Unix seconds; None when there is none."""
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.NoSuchProcess:
+        return None
 
 
 def bus_config(url: str, data: Path) -> BusConfig:

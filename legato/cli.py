@@ -1,6 +1,7 @@
 """The command line: `legato --help`."""
 
 import importlib
+import logging
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -49,6 +50,7 @@ def legato(
 
 def main() -> None:
     """The program. Exit status: 0 done, 1 an expected "no", 2 wrong usage, 130 interrupted."""
+    logging.basicConfig(format="legato: %(message)s")  # warnings of the connection
     try:
         build(sys.argv[1:])()
     except* LegatoError as group:

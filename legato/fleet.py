@@ -13,7 +13,7 @@ from typing import Self
 import msgspec
 import psutil
 
-from legato.addresses import FILE, Running, running_in
+from legato.addresses import FILE, Running, born, running_in
 from legato.plan import MACHINES, Launch, Wanted, launch, plan
 from legato.processes import ask, is_up
 from shared.core.errors import LegatoError
@@ -51,7 +51,7 @@ class Fleet:
 
     def __init__(self, data: Path, wanted: Wanted, tell: Callable[[str], None], nats: str = "", postgres: str = "") -> None:
         self.wanted = wanted
-        self.running = Running(pid=os.getpid(), nats="")
+        self.running = Running(pid=os.getpid(), born=born(os.getpid()) or 0.0, nats="")
         self.data = data.absolute()
         self.tell = tell
         self.launches = plan(wanted)  # the processes that belong to it from the start

@@ -78,7 +78,7 @@ async def _acts(fleet: Fleet) -> None:
 async def _model(client: Client) -> str:
     """The chat model that is served; a worker's card may be stored a moment after it is ready."""
     async with asyncio.timeout(10):
-        while not (served := await client.models()):
+        while not (served := await client.models()):  # noqa: ASYNC110  # nothing tells of it
             await asyncio.sleep(0.1)
     return served[0].name
 

@@ -21,7 +21,7 @@ from shared.drivers.refold import Difference
 from shared.drivers.replay import Moment, Replay, Report
 from shared.runtime.bus import Bus
 
-CUT = 400  # characters of an output in a report
+CUT = 200  # characters of an output in a report
 
 Service = Annotated[str, typer.Argument(help=f"One of {', '.join(DECIDERS)}.")]
 At = Annotated[str, typer.Option("--at", metavar="EVENT", help="Show one decision: entry number, message id or step id.")]

@@ -17,6 +17,8 @@ from legato.request import StepRequest
 from legato.served import Served
 from shared.core.errors import LegatoError
 
+CANCEL_S = 2.0  # nobody who presses Ctrl-C waits longer
+
 
 class Timings(msgspec.Struct, kw_only=True):
     """As seen from here, in milliseconds since the submission."""
@@ -103,10 +105,18 @@ async def _submit(client: Client, request: dict[str, Any], speech: _Speech, prin
     try:
         await printer.follow(step, began)
     except asyncio.CancelledError:  # Ctrl-C
-        await step.cancel("interrupted")
+        await _try_cancel(step)
         raise
     finally:
         await step.close()
+
+
+async def _try_cancel(step: Step) -> None:
+    try:
+        async with asyncio.timeout(CANCEL_S):
+            await step.cancel("interrupted")
+    except (TimeoutError, LegatoError):
+        say(f"\nNATS does not answer: step {step.id} was not cancelled")
 
 
 def _choose(served: list[Served], model: str) -> Served | None:

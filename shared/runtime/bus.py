@@ -91,8 +91,14 @@ class Bus:
         if not self.client.is_closed:
             try:
                 await asyncio.wait_for(self.client.drain(), 5.0)
-            except (nats.errors.Error, TimeoutError):
-                await self.client.close()
+            except (nats.errors.Error, OSError, TimeoutError):
+                await self._hang_up()
+
+    async def _hang_up(self) -> None:
+        try:
+            await asyncio.wait_for(self.client.close(), 5.0)
+        except (nats.errors.Error, OSError, TimeoutError) as error:  # the server is away, so there is nothing to say good-bye to
+            log.debug("closed without good-bye", extra={"error": str(error)})
 
     # --- sending -------------------------------------------------------------------------------------------------------------
 

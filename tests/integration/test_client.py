@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 
 import msgspec
@@ -20,6 +20,7 @@ from shared.contracts.streams import FLEET, STEPS
 from shared.core.machine import ENCODER
 from shared.runtime.bus import Bus, BusConfig, BusError
 from shared.runtime.clock import now_ns
+from shared.runtime.embedded import EmbeddedNats
 
 DONE = End(status=legato.Status.SUCCEEDED, usage=legato.Usage(prompt_tokens=3, output_tokens=3))
 
@@ -198,6 +199,23 @@ async def test_the_served_models_are_those_of_workers_that_are_there(bus: Bus, c
 async def test_a_client_that_is_not_connected_says_how_to_connect() -> None:
     with pytest.raises(legato.LegatoError, match="async with"):
         await legato.Client().submit(model="m", prompt="x")
+
+
+async def test_a_client_can_be_left_while_nats_is_away(fresh_nats: EmbeddedNats) -> None:
+    async with legato.Client(fresh_nats.url) as client:
+        lost = asyncio.Event()
+        client.bus.client._disconnected_cb = _setting(lost)  # nothing public tells of it
+        await fresh_nats.stop()
+        await asyncio.wait_for(lost.wait(), 10)
+    with pytest.raises(legato.LegatoError, match="not connected"):
+        await client.models()
+
+
+def _setting(event: asyncio.Event) -> Callable[[], Awaitable[None]]:
+    async def call() -> None:
+        event.set()
+
+    return call
 
 
 async def test_an_address_without_a_server_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:

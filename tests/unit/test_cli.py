@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import legato
-from legato.addresses import FILE, Running, bus_config, check_reachable, running_in
+from legato.addresses import FILE, Running, born, bus_config, check_reachable, running_in
 from legato.cli import COMMANDS, build, leaves
 from legato.commands.submit import _choose
 from legato.commands.up import _examples, _without_password
@@ -136,7 +136,7 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 def test_a_flag_goes_before_the_environment_before_a_running_fleet_before_the_default(tmp_path: Path, clean: pytest.MonkeyPatch) -> None:
     assert bus_config("", tmp_path).url == "nats://127.0.0.1:4222"
-    Running(pid=os.getpid(), nats="nats://up:1").save(tmp_path)
+    Running(pid=os.getpid(), born=born(os.getpid()) or 0, nats="nats://up:1").save(tmp_path)
     assert bus_config("", tmp_path).url == "nats://up:1"
     clean.setenv("LEGATO_BUS_URL", "nats://env:2")
     assert bus_config("", tmp_path).url == "nats://env:2"
@@ -145,6 +145,8 @@ def test_a_flag_goes_before_the_environment_before_a_running_fleet_before_the_de
 
 def test_what_a_dead_fleet_left_behind_is_not_believed(tmp_path: Path) -> None:
     Running(pid=2**22 + 1, nats="nats://gone:1").save(tmp_path)  # beyond Linux's highest process id
+    assert running_in(tmp_path) is None
+    Running(pid=os.getpid(), born=1.0, nats="nats://gone:1").save(tmp_path)  # its number belongs to somebody else now
     assert running_in(tmp_path) is None
 
 
