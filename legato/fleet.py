@@ -25,6 +25,7 @@ from shared.runtime.process import ManagedProcess, ProcessSpec
 from shared.runtime.server_directory import ServerDirectory
 from shared.runtime.supervisor import ProcessEvent, ProcessEventKind, Supervisor
 
+LOG_FOLLOWS = "; its log ends:"  # as ManagedProcess.end has it
 READY_S = 120.0
 READY_SGLANG_S = 600.0  # it loads a model
 POLL_S = 0.1
@@ -225,13 +226,17 @@ def _detail(event: ProcessEvent) -> str:
 
 
 def readable(detail: str) -> str:
-    """What a process said at its end, without the machine's half of its log lines."""
-    lines = []
-    for line in detail.splitlines():
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            lines.append(line)
-        else:
-            lines.append(f"  {entry.get('level', '')}: {entry.get('message', line)}" if isinstance(entry, dict) else line)
-    return "\n".join(lines)
+    """How a process ended and what it complained of: of its log lines only warnings and errors, and without the machine's half of them."""
+    how, *log = detail.splitlines()
+    told = [line for line in map(_complaint, log) if line]
+    return "\n".join([how.removesuffix(LOG_FOLLOWS), *told])
+
+
+def _complaint(line: str) -> str:
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return f"  {line}"
+    if not isinstance(entry, dict):
+        return f"  {line}"
+    return "" if entry.get("level") in ("debug", "info") else f"  {entry.get('level', '')}: {entry.get('message', line)}"

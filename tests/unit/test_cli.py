@@ -118,11 +118,13 @@ def test_what_cannot_run_is_refused_by_name(wanted: Wanted, words: str) -> None:
         plan(wanted)
 
 
-def test_the_end_of_a_process_is_told_without_its_json() -> None:
-    line = json.dumps({"level": "error", "message": "stopped: no such key", "time": "…"})
-    assert readable(f"scheduler-0 ended with code 1; its log ends:\n{line}\nplain") == (
-        "scheduler-0 ended with code 1; its log ends:\n  error: stopped: no such key\nplain"
-    )
+def test_the_end_of_a_process_is_told_with_its_complaints_only() -> None:
+    good = json.dumps({"level": "info", "message": "driving the partition"})
+    bad = json.dumps({"level": "error", "message": "stopped: no such key", "time": "…"})
+    told = readable(f"scheduler-0 ended with code 1; its log ends:\n{good}\n{bad}\nplain")
+    assert told == "scheduler-0 ended with code 1\n  error: stopped: no such key\n  plain"
+    assert readable(f"scheduler-0 was killed; its log ends:\n{good}") == "scheduler-0 was killed"
+    assert readable("in 0.2 s") == "in 0.2 s"
 
 
 # --- where the fleet is ------------------------------------------------------------------------------------------------------
