@@ -1,11 +1,11 @@
 """The command line: `legato --help`."""
 
 import importlib
-import logging
 import sys
 from collections.abc import Sequence
 from typing import Annotated
 
+import nats.errors
 import typer
 
 from legato import __version__
@@ -50,12 +50,15 @@ def legato(
 
 def main() -> None:
     """The program. Exit status: 0 done, 1 an expected "no", 2 wrong usage, 130 interrupted."""
-    logging.basicConfig(format="legato: %(message)s")  # warnings of the connection
     try:
         build(sys.argv[1:])()
     except* LegatoError as group:
         for error in leaves(group):
             fail(str(error))
+        sys.exit(1)
+    except* nats.errors.Error as group:
+        for error in leaves(group):
+            fail(f"NATS refused: {error}; `legato migrate` creates what the fleet needs there")
         sys.exit(1)
     except* KeyboardInterrupt:
         sys.exit(130)

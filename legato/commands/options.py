@@ -1,6 +1,7 @@
 """Options that several commands share, and how a command gets its connection."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -40,4 +41,5 @@ async def found_bus(nats: str, data: Path) -> BusConfig:
 
 def finish(coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
     """Run a command's work to its end."""
+    logging.basicConfig(format="legato: %(message)s")  # warnings of the connection
     return asyncio.run(coroutine)

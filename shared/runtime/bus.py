@@ -153,6 +153,8 @@ class Bus:
     async def _direct(self, stream: str, request: dict[str, Any]) -> Record | None:
         try:
             msg = await self.client.request(f"$JS.API.DIRECT.GET.{stream}", self._encode(request), timeout=FETCH_TIMEOUT_S)
+        except nats.errors.NoRespondersError as error:
+            raise BusError(f"there is no stream {stream} (or JetStream still starts); `legato migrate` creates it") from error
         except (nats.errors.Error, TimeoutError) as error:
             raise BusError(f"cannot read {stream}: {error or 'no answer'}") from error
         headers = msg.headers or {}
