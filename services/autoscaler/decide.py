@@ -2,15 +2,15 @@
 
 Rules:
 - a pool is judged every `evaluate_s`: policies/ratio.py says how many it needs now, policies/stabilise.py how fast the target may move;
-- a pool that was never told anything is first told its present size, within its bounds;
+- a pool that was never told anything is first told its present size, within its bounds; so one without workers is told its minimum;
 - a target that has not changed is told again every `repeat_s`, for an actuator that came late.
 Invariants: every target lies within [min, max]; without news of any worker no pool grows beyond its minimum or its last target.
 """
 
-from services.autoscaler.config import AutoscalerConfig, PoolConfig
+from services.autoscaler.config import AutoscalerConfig
 from services.autoscaler.policies.ratio import wanted
 from services.autoscaler.policies.stabilise import next_target
-from services.autoscaler.state import Sample, State, Target, apply
+from services.autoscaler.state import Sample, State, apply
 from shared.contracts.envelope import Message, Tick
 from shared.contracts.fleet import QueueReported, ScaleTargetSet, WorkerBeat, WorkerGone, WorkerRegistered
 from shared.core.machine import Machine
@@ -22,12 +22,7 @@ def decide(state: State, event: Message, now_ns: int, config: AutoscalerConfig) 
     """The targets to be told, on a tick; the tick's sample was taken by `apply`."""
     if not isinstance(event, Tick):
         return []
-    told: list[Message] = []
-    for pool, settings in sorted(config.pools.items()):
-        samples = state.samples.get(pool)
-        if samples:
-            told += _judge(pool, samples, state.targets.get(pool), now_ns, config, settings)
-    return told
+    return [message for pool in sorted(config.pools) for message in _judge(state, pool, now_ns, config)]
 
 
 def wake_ns(state: State, config: AutoscalerConfig) -> int:
@@ -35,9 +30,9 @@ def wake_ns(state: State, config: AutoscalerConfig) -> int:
     return state.judged_ns + int(config.evaluate_s * SECOND_NS)
 
 
-def _judge(  # noqa: PLR0913  # one pool's whole picture
-    pool: str, samples: list[Sample], target: Target | None, now_ns: int, config: AutoscalerConfig, settings: PoolConfig
-) -> list[Message]:
+def _judge(state: State, pool: str, now_ns: int, config: AutoscalerConfig) -> list[Message]:
+    settings, target = config.pools[pool], state.targets.get(pool)
+    samples = state.samples.get(pool) or [Sample(now_ns, 0, 0, 0, 0, 0)]
     now = samples[-1]
     if target is None:
         workers = max(settings.min, min(settings.max, now.workers + now.coming))
@@ -54,7 +49,7 @@ MACHINE = Machine(
     state=State,
     config=AutoscalerConfig,
     inputs=QueueReported | WorkerRegistered | WorkerBeat | WorkerGone | Tick,
-    start=lambda config: State(),
+    start=lambda config: State(cell=config.cell),
     apply=apply,
     decide=decide,
     wake_ns=wake_ns,

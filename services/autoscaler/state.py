@@ -4,19 +4,21 @@ import msgspec
 
 from shared.contracts.envelope import Message, Tick
 from shared.contracts.fleet import QueueReported, ScaleTargetSet, WorkerBeat, WorkerGone, WorkerRegistered, WorkerState
-from shared.contracts.ids import ModelName, WorkerId
+from shared.contracts.ids import CellId, ModelName, WorkerId
 
 WORKERS_MAX = 20_000
 MODELS_MAX = 1_000
 SAMPLES_MAX = 2_000  # per pool: 66 minutes at the default interval
 SILENT_NS = 10_000_000_000  # a worker or queue that was not heard of for so long is left out
+FORGET_NS = 600_000_000_000  # and after so long it is no longer known
 
 
 class Member(msgspec.Struct):
-    """One worker of a pool."""
+    """One worker of a pool. `epoch`: which life of its process this is."""
 
     pool: str
     model: ModelName
+    epoch: int
     state: WorkerState
     slots: int
     slots_used: int = 0
@@ -52,6 +54,7 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
 class State(msgspec.Struct):
     """All of it, by name. `samples`: one per pool and tick, oldest first."""
 
+    cell: CellId
     workers: dict[WorkerId, Member] = {}
     queues: dict[ModelName, Queue] = {}
     targets: dict[str, Target] = {}
@@ -60,29 +63,52 @@ class State(msgspec.Struct):
 
 
 def apply(state: State, event: Message, now_ns: int) -> None:
-    """Fold one fact."""
+    """Fold one fact. Of what other cells say, nothing is kept."""
     if isinstance(event, WorkerBeat):
         _beat(state, event, now_ns)
     elif isinstance(event, QueueReported):
         if event.model in state.queues or len(state.queues) < MODELS_MAX:
             state.queues[event.model] = Queue(event.depth, now_ns)
     elif isinstance(event, WorkerRegistered):
-        if event.worker in state.workers or len(state.workers) < WORKERS_MAX:
-            state.workers[event.worker] = Member(event.pool, event.card.name, event.state, event.capacity.slots, heard_ns=now_ns)
+        _register(state, event, now_ns)
     elif isinstance(event, WorkerGone):
-        state.workers.pop(event.worker, None)
+        member = state.workers.get(event.worker)
+        if member is not None and event.epoch >= member.epoch:
+            del state.workers[event.worker]
     elif isinstance(event, ScaleTargetSet):
         known = state.targets.get(event.pool)
         changed = now_ns if known is None or known.workers != event.workers else known.changed_ns
         state.targets[event.pool] = Target(event.workers, changed, now_ns)
     elif isinstance(event, Tick):
+        _forget(state, now_ns)
         _sample(state, now_ns)
+
+
+def _register(state: State, event: WorkerRegistered, now_ns: int) -> None:
+    known = state.workers.get(event.worker)
+    if (
+        event.cell != state.cell
+        or (known is None and len(state.workers) >= WORKERS_MAX)
+        or (known is not None and event.epoch < known.epoch)
+    ):
+        return
+    used = known.slots_used if known is not None and event.epoch == known.epoch else 0
+    state.workers[event.worker] = Member(event.pool, event.card.name, event.epoch, event.state, event.capacity.slots, used, now_ns)
 
 
 def _beat(state: State, beat: WorkerBeat, now_ns: int) -> None:
     member = state.workers.get(beat.worker)
-    if member is not None:
-        member.state, member.slots_used, member.heard_ns = beat.state, beat.slots_used + beat.waiting, now_ns
+    if member is not None and beat.epoch >= member.epoch:
+        member.epoch, member.state = beat.epoch, beat.state
+        member.slots_used, member.heard_ns = beat.slots_used + beat.waiting, now_ns
+
+
+def _forget(state: State, now_ns: int) -> None:
+    """Workers that died without a good-bye, and queues that nobody reports any more."""
+    for worker in [name for name, member in state.workers.items() if now_ns - member.heard_ns > FORGET_NS]:
+        del state.workers[worker]
+    for model in [name for name, queue in state.queues.items() if now_ns - queue.heard_ns > FORGET_NS]:
+        del state.queues[model]
 
 
 def _sample(state: State, now_ns: int) -> None:

@@ -25,13 +25,13 @@ SECOND = 1_000_000_000
 CONFIG = AutoscalerConfig(pools={"default": PoolConfig(min=1, max=5, scale_down_after_s=60, scale_up_after_s=5, step_up_max=2)})
 
 
-def registered(name: str) -> WorkerRegistered:
+def registered(name: str, *, cell: CellId = CELL, epoch: int = 1) -> WorkerRegistered:
     card = ModelCard(name=ModelName("m"), tokenizer="t", vocab_size=10, context_tokens=100, block_tokens=16)
     return WorkerRegistered(
         worker=WorkerId(name),
-        cell=CELL,
+        cell=cell,
         pool="default",
-        epoch=1,
+        epoch=epoch,
         state=WorkerState.READY,
         card=card,
         capacity=Capacity(blocks=100, slots=10),
@@ -50,7 +50,7 @@ class Pool:
     """Feeds the machine and keeps the time."""
 
     def __init__(self) -> None:
-        self.state = State()
+        self.state = MACHINE.start(CONFIG)
         self.now = 1_000 * SECOND
 
     def take(self, *events: Message) -> None:
@@ -127,6 +127,34 @@ def test_workers_that_went_or_fell_silent_do_not_count() -> None:
     pool.take(WorkerGone(worker=WorkerId("a"), cell=CELL, epoch=1))
     pool.tick(20)
     assert pool.state.samples["default"][-1].workers == 0
+
+
+def test_a_pool_without_workers_is_told_its_minimum_once() -> None:
+    pool = Pool()
+    assert pool.tick() == [1]
+    assert pool.tick() == []
+
+
+def test_workers_of_other_cells_are_not_ours() -> None:
+    pool = Pool()
+    pool.take(registered("a"), registered("far", cell=CellId("far")))
+    assert pool.tick() == [1]
+    assert list(pool.state.workers) == ["a"]
+
+
+def test_what_is_left_of_an_earlier_life_of_a_worker_changes_nothing() -> None:
+    pool = Pool()
+    pool.take(registered("a", epoch=2), registered("a", epoch=1), beat("a", 9))
+    pool.take(WorkerGone(worker=WorkerId("a"), cell=CELL, epoch=1))
+    pool.tick()
+    assert (pool.state.workers[WorkerId("a")].epoch, pool.state.samples["default"][-1].slots_used) == (2, 0)
+
+
+def test_what_has_long_been_silent_is_forgotten() -> None:
+    pool = Pool()
+    pool.take(registered("a"), queue(5))
+    pool.tick(601)
+    assert (pool.state.workers, pool.state.queues) == ({}, {})
 
 
 def test_a_target_is_told_again_for_late_actuators() -> None:
