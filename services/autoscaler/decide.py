@@ -2,7 +2,8 @@
 
 Rules:
 - a pool is judged every `evaluate_s`: policies/ratio.py says how many it needs now, policies/stabilise.py how fast the target may move;
-- a pool that was never told anything is first told its present size, within its bounds; so one without workers is told its minimum;
+- a pool that was never told anything is first told its present size, within its bounds; so one without workers is told its minimum,
+  but only after `EMPTY_AFTER_NS`: they may still be starting;
 - a target that has not changed is told again every `repeat_s`, for an actuator that came late.
 Invariants: every target lies within [min, max]; without news of any worker no pool grows beyond its minimum or its last target.
 """
@@ -16,6 +17,7 @@ from shared.contracts.fleet import QueueReported, ScaleTargetSet, WorkerBeat, Wo
 from shared.core.machine import Machine
 
 SECOND_NS = 1_000_000_000
+EMPTY_AFTER_NS = 60 * SECOND_NS  # a worker with a large model takes that long to be heard of
 
 
 def decide(state: State, event: Message, now_ns: int, config: AutoscalerConfig) -> list[Message]:
@@ -32,7 +34,11 @@ def wake_ns(state: State, config: AutoscalerConfig) -> int:
 
 def _judge(state: State, pool: str, now_ns: int, config: AutoscalerConfig) -> list[Message]:
     settings, target = config.pools[pool], state.targets.get(pool)
-    samples = state.samples.get(pool) or [Sample(now_ns, 0, 0, 0, 0, 0)]
+    samples = state.samples.get(pool, [])
+    if not samples:
+        if now_ns - state.began_ns < EMPTY_AFTER_NS:
+            return []
+        samples = [Sample(now_ns, 0, 0, 0, 0, 0)]
     now = samples[-1]
     if target is None:
         workers = max(settings.min, min(settings.max, now.workers + now.coming))

@@ -60,6 +60,7 @@ class State(msgspec.Struct):
     targets: dict[str, Target] = {}
     samples: dict[str, list[Sample]] = {}
     judged_ns: int = 0
+    began_ns: int = 0  # the first tick
 
 
 def apply(state: State, event: Message, now_ns: int) -> None:
@@ -113,6 +114,7 @@ def _forget(state: State, now_ns: int) -> None:
 
 def _sample(state: State, now_ns: int) -> None:
     state.judged_ns = now_ns
+    state.began_ns = state.began_ns or now_ns
     for pool in sorted({member.pool for member in state.workers.values()} | set(state.samples)):
         samples = state.samples.setdefault(pool, [])
         samples.append(_load(state, pool, now_ns))

@@ -129,9 +129,11 @@ def test_workers_that_went_or_fell_silent_do_not_count() -> None:
     assert pool.state.samples["default"][-1].workers == 0
 
 
-def test_a_pool_without_workers_is_told_its_minimum_once() -> None:
+def test_a_pool_without_workers_is_told_its_minimum_once_they_are_not_just_starting() -> None:
     pool = Pool()
-    assert pool.tick() == [1]
+    assert pool.tick() == []
+    assert pool.tick(59) == []
+    assert pool.tick(1) == [1]
     assert pool.tick() == []
 
 
