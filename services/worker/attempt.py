@@ -44,6 +44,7 @@ class Served:
     engine: Engine
     card: ModelCard
     tokenizer: Tokenizer
+    output_gap_s: float
 
 
 class Attempt:
@@ -107,7 +108,7 @@ class Attempt:
         self._prompt_tokens, self.output_tokens = len(request.tokens), processor.offset
         if before.end is not None:
             return self._ended(before.end, before.tokens, before.text)
-        writer = OutputWriter(self._bus, dispatch, processor.offset, before.last_seq)
+        writer = OutputWriter(self._bus, dispatch, before, self._served.output_gap_s)
         await _together(writer.run(), self._generate(request, processor, writer))
         return self._report(writer.end, processor)
 

@@ -20,4 +20,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     register_ms: Annotated[int, Meta(ge=500, le=60_000)] = 10_000
     attempts_max: Annotated[int, Meta(ge=1, le=10_000)] = 1_024  # in hands at once; more are handed back
     drain_timeout_s: Annotated[float, Meta(ge=0, le=3_600)] = 30.0  # for running attempts on SIGTERM; what remains is handed back
+    output_gap_ms: Annotated[float, Meta(ge=0, le=1_000)] = (
+        10.0  # between two output messages of an attempt, the first and the last excepted
+    )
     restart_wait_max_s: Annotated[float, Meta(ge=0.1, le=600)] = 30.0  # between starts of an engine that keeps dying

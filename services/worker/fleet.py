@@ -47,7 +47,7 @@ class Presence:
         tokenizer = Tokenizer.from_buffer(files[card.tokenizer])
         self.epoch = max(now_ns() // 1_000_000, self.epoch + 1)
         self._capacity = capacity
-        self.served = Served(engine=self._engine, card=card, tokenizer=tokenizer)
+        self.served = Served(engine=self._engine, card=card, tokenizer=tokenizer, output_gap_s=self._config.output_gap_ms / 1e3)
 
     async def enter(self, state: WorkerState) -> None:
         """Change state and tell the fleet at once."""

@@ -1,11 +1,15 @@
 """Writes one attempt's output to `legato.out.<step>`: one message in flight, the tokens that come meanwhile go together in the next.
 
+Messages of one attempt keep a small distance in time (`worker.output_gap_ms`), the first and the last excepted: no reader sees more than a
+hundred a second apart, and a fast engine does not cost the bus a message per token.
+
 Each message is stored with the expectation that the subject's last message is the one that this attempt knows. An attempt that was
 replaced without noticing it (a paused process, a broken network) is refused by JetStream: it is fenced.
 """
 
 import asyncio
 
+from services.worker.captured import Captured
 from services.worker.output import Piece
 from shared.contracts import subjects
 from shared.contracts.ids import MessageId
@@ -27,19 +31,21 @@ class Fenced(LegatoError):
 class OutputWriter:
     """`add` what the engine gave and `finish`; `run` beside it stores, and returns when all is stored."""
 
-    def __init__(self, bus: Bus, dispatch: StepDispatched, offset: int, last_seq: int) -> None:
+    def __init__(self, bus: Bus, dispatch: StepDispatched, before: Captured, gap_s: float) -> None:
         self.end: End | None = None
         self._bus = bus
         self._dispatch = dispatch
         self._subject = subjects.out(dispatch.step)
-        self._offset = offset
-        self._last_seq = last_seq
+        self._offset = len(before.tokens)
+        self._last_seq = before.last_seq
+        self._gap_s = gap_s
         self._count = 0
         self._tokens: list[int] = []
         self._text: list[str] = []
         self._logprobs: list[TokenLogprob] = []
         self._finished = False
         self._wake = asyncio.Event()
+        self._due = asyncio.Event()
         self._room = asyncio.Event()
 
     async def add(self, piece: Piece) -> None:
@@ -57,6 +63,7 @@ class OutputWriter:
         self.end = end
         self._finished = True
         self._wake.set()
+        self._due.set()
 
     async def run(self) -> None:
         """Raises Fenced, or StoreError when JetStream stays away."""
@@ -68,6 +75,15 @@ class OutputWriter:
                 await self._store(self._take(self.end if last else None))
             if last:
                 return
+            await self._keep_distance()
+
+    async def _keep_distance(self) -> None:
+        """Wait for the gap to pass, or for the end."""
+        self._due.clear()
+        if not self._finished:
+            timer = asyncio.get_running_loop().call_later(self._gap_s, self._due.set)
+            await self._due.wait()
+            timer.cancel()
 
     def _take(self, end: End | None) -> Output:
         dispatch = self._dispatch

@@ -258,6 +258,7 @@ async def _connect_when_there(
                 disconnected_cb=disconnected,
                 error_cb=failed,
                 allow_reconnect=True,
+                skip_subject_validation=True,  # whoever builds subjects of what users say checks it first (is_subject_token)
                 **options,
             )
             return
