@@ -160,6 +160,30 @@ async def test_biases_penalties_and_stop_tokens_reach_the_engine(loaded: Loaded,
     assert await loaded.tokens(loaded.request(chat_prompt, sampling=penalised)) != plain
 
 
+EXTREMES = [
+    Sampling(temperature=2, top_p=1e-9, top_k=2**31),
+    Sampling(temperature=1e-9, top_k=1, seed=2**63 - 1),
+    Sampling(frequency_penalty=-2, presence_penalty=-2, repetition_penalty=1e-6),
+    Sampling(frequency_penalty=2, presence_penalty=2, repetition_penalty=2, logprobs=20),
+    Sampling(logprobs=0, stop_token_ids=list(range(64)), seed=0),
+    Sampling(logit_bias={str(token): 100.0 for token in range(1024)}),
+    Sampling(logit_bias={"-1": 1.0}),
+    Sampling(logit_bias={"49152": 1.0}),
+    Sampling(logit_bias={"word": 1.0}),
+]
+
+
+async def test_extreme_sampling_is_served_or_refused_together_with_others_and_harms_nobody(loaded: Loaded, chat_prompt: str) -> None:
+    witness = loaded.request(chat_prompt)
+    alone = await loaded.tokens(witness)
+    requests = [loaded.request(chat_prompt, 4, sampling, priority=100 * (-1) ** row) for row, sampling in enumerate(EXTREMES)]
+    tasks = [loaded.tokens(each) for each in (*requests, msgspec.structs.replace(witness, attempt=2))]
+    *results, again = await asyncio.gather(*tasks, return_exceptions=True)
+    assert again == alone
+    assert [None if isinstance(each, BaseException) else len(each) in range(1, 5) for each in results] == [True] * 6 + [None] * 3
+    assert [str(each).partition("SGLang answered 400")[1] for each in results[6:]] == ["SGLang answered 400"] * 3
+
+
 async def test_an_aborted_attempt_ends_as_cancelled_and_frees_its_slot(loaded: Loaded, chat_prompt: str) -> None:
     request = loaded.request(chat_prompt, max_tokens=1500, sampling=Sampling(temperature=0, ignore_eos=True))
     chunks: list[EngineChunk] = []

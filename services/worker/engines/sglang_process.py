@@ -11,6 +11,7 @@ from pathlib import Path
 from shared.runtime.process import ManagedProcess, ProcessError, ProcessSpec
 
 LOG_LINES = 30  # of the log in an error message
+NOISE = re.compile(r"nanobind:| - leaked | - \.\.\. skipped")  # a crash's last words bury its reason under hundreds of these
 GROUP_EXIT_TIMEOUT_S = 10.0  # from SIGKILL until the kernel has removed the group
 POLL_S = 0.05
 
@@ -46,7 +47,8 @@ class EngineProcess:
         if self._process is None:
             return "SGLang was never started"
         how = self._process.end().partition(";")[0]
-        return f"{how}; the end of {self._log}:\n{self._process.log_tail(LOG_LINES)}"
+        lines = [line for line in self._process.log_tail(20 * LOG_LINES).splitlines() if not NOISE.match(line)]
+        return "\n".join([f"{how}; the end of {self._log}:", *lines[-LOG_LINES:]])
 
     async def stop(self, grace_s: float) -> None:
         """SIGTERM to the main process, which ends its own children; after `grace_s` SIGKILL to all of them. Then nothing is left."""

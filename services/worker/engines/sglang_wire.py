@@ -12,6 +12,7 @@ from shared.contracts.outcomes import FinishReason, Reason
 from shared.contracts.output import TokenLogprob, TopLogprob
 
 EVENT_BYTES_MAX = 8 * 1024 * 1024  # of one server-sent event; a token with 20 alternatives takes about 1 KB
+TOP_K_ALL = 1 << 30  # SGLang's own "all"; one beyond 32 bits ends the server
 LOGPROB_MIN = -9999.0  # stands for minus infinity, which JSON cannot hold (OpenAI's API does the same)
 
 
@@ -55,7 +56,7 @@ def request_body(request: EngineRequest) -> dict[str, Any]:
         "max_new_tokens": request.max_tokens - len(request.resumed),
         "temperature": asked.temperature,
         "top_p": asked.top_p,
-        "top_k": asked.top_k if asked.top_k > 0 else -1,
+        "top_k": min(asked.top_k, TOP_K_ALL) if asked.top_k > 0 else -1,
         "min_p": asked.min_p,
         "frequency_penalty": asked.frequency_penalty,
         "presence_penalty": asked.presence_penalty,
