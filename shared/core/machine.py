@@ -48,13 +48,22 @@ def stamp(outputs: Iterable[Message], source: Message, prefix: str, now_ns: int)
     return encoded
 
 
+def take(  # noqa: PLR0913  # one decision's whole context
+    machine: Machine[StateT, ConfigT], state: StateT, event: Message, now_ns: int, config: ConfigT, prefix: str
+) -> tuple[list[Message], list[bytes]]:
+    """Take one input: fold it, decide, stamp what was decided with ids that begin with `prefix`, fold that. Decisions and their bytes."""
+    machine.apply(state, event, now_ns)
+    outputs = machine.decide(state, event, now_ns, config)
+    encoded = stamp(outputs, event, prefix, now_ns)
+    for output in outputs:
+        machine.apply(state, output, now_ns)
+    return outputs, encoded
+
+
 def step(machine: Machine[StateT, ConfigT], state: StateT, event: Message, now_ns: int, config: ConfigT) -> list[Message]:
-    """Take one input: fold it, decide, fold the decisions."""
+    """`take` without ids, for whoever looks at decisions alone."""
     machine.apply(state, event, now_ns)
     outputs = machine.decide(state, event, now_ns, config)
     for output in outputs:
         machine.apply(state, output, now_ns)
     return outputs
-
-
-TICK = Tick()

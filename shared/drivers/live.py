@@ -21,7 +21,7 @@ from shared.contracts.envelope import Message, Tick
 from shared.contracts.journal import DeadLetter, Entry
 from shared.contracts.steps import Prompt, StepAdmitted, StepDispatched, StepRefused, StepRouted
 from shared.core.errors import LegatoError
-from shared.core.machine import ENCODER, ConfigT, Machine, StateT, stamp, step
+from shared.core.machine import ENCODER, ConfigT, Machine, StateT, stamp, take
 from shared.drivers.journal import Reader, Snapshot, Writer, advance
 from shared.runtime.bus import Bus
 from shared.runtime.clock import now_ns
@@ -229,13 +229,13 @@ class LiveDriver(Generic[StateT, ConfigT]):
     async def _take(self, arrived: _Arrived) -> None:
         started = now_ns()
         try:
-            outputs = step(self.machine, self.state, arrived.event, started, self.config)
+            prefix = f"{self._prefix}.{self._number + 1}"
+            outputs, encoded = take(self.machine, self.state, arrived.event, started, self.config, prefix)
         except Exception as error:
             log.exception("a decision failed")
             await self._poisoned(arrived, error)
             return
         self._number += 1
-        encoded = stamp(outputs, arrived.event, f"{self._prefix}.{self._number}", started)
         stored: list[asyncio.Future[Ack]] = []
         for message, data in zip(outputs, encoded, strict=True):
             if self._wiring.attach is not None:
