@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from shared.contracts.envelope import Message, Tick
+from shared.contracts.envelope import Message
 from shared.contracts.ids import MessageId
 
 StateT = TypeVar("StateT", bound=msgspec.Struct)
