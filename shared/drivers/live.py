@@ -19,7 +19,8 @@ from shared.contracts import subjects
 from shared.contracts.catalogue import KIND
 from shared.contracts.envelope import Message, Tick
 from shared.contracts.journal import DeadLetter, Entry
-from shared.contracts.steps import Prompt, StepAdmitted, StepDispatched, StepRefused, StepRouted
+from shared.contracts.output import Output
+from shared.contracts.steps import Prompt, StepAdmitted, StepClosed, StepDispatched, StepRefused, StepRouted
 from shared.core.errors import LegatoError
 from shared.core.machine import ENCODER, ConfigT, Machine, StateT, stamp, take
 from shared.drivers.journal import Reader, Snapshot, Writer, advance
@@ -287,6 +288,8 @@ _NAMED_BY_STEP: dict[type[Message], Callable[[Any], str]] = {
     StepRefused: lambda m: f"{m.step}.admission",
     StepRouted: lambda m: f"{m.step}.routing",
     StepDispatched: lambda m: f"{m.step}.dispatch.{m.attempt}",
+    StepClosed: lambda m: f"{m.step}.closed",
+    Output: lambda m: f"{m.step}.end.{m.attempt}",  # all that machines say on a step's output is its end
     Prompt: lambda m: f"{m.step}.prompt",
 }
 

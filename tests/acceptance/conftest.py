@@ -16,13 +16,7 @@ from shared.runtime.server_directory import free_port
 async def running_fleet(engine: str = "simulated", workers: int = 2, settings: tuple[str, ...] = ()) -> AsyncIterator[Fleet]:
     """Started and ready; at the end drained and gone."""
     with tempfile.TemporaryDirectory(prefix="legato-fleet-") as directory:
-        wanted = Wanted(
-            engine=engine,
-            workers=workers,
-            port=free_port(),
-            settings=settings,
-            only=("workflow", "scheduler", "router", "admission", "autoscaler", "worker", "gateway"),
-        )
+        wanted = Wanted(engine=engine, workers=workers, port=free_port(), settings=settings)
         async with Fleet(Path(directory), wanted, lambda line: None) as fleet:
             await fleet.start()
             yield fleet
