@@ -139,7 +139,8 @@ async def test_replaying_all_these_runs_decides_the_same(fleet: Fleet, service: 
     status, report = await replayed(fleet, service)
     assert (status, report["differing"], report["missing"]) == (0, 0, 0), report["differences"]
     if service == "scheduler":
-        assert report["outputs"] >= STEPS_PER_RUN * len(VICTIMS)
+        info = await fleet.bus.js.stream_info(STEPS.name, subjects_filter=subjects.SETTLED)
+        assert report["outputs"] >= len(info.state.subjects or {}) >= STEPS_PER_RUN
 
 
 async def test_another_constant_is_seen_where_the_decisions_part(fleet: Fleet) -> None:
