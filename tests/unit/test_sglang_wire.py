@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.worker.engines.base import EngineError, EngineRequest
-from services.worker.engines.sglang_wire import EVENT_BYTES_MAX, LOGPROB_MIN, EventSplitter, read_event, request_body, request_id, seed_of
+from services.worker.engines.sglang_wire import (
+    EVENT_BYTES_MAX,
+    LOGPROB_MIN,
+    EventSplitter,
+    read_event,
+    request_body,
+    request_headers,
+    request_id,
+    seed_of,
+)
 from shared.contracts.ids import StepId
 from shared.contracts.outcomes import FinishReason
 from shared.contracts.steps import Sampling
@@ -49,6 +58,12 @@ def test_a_resumed_request_carries_its_tokens_and_counts_only_what_is_left() -> 
     assert body["input_ids"] == [1, 2, 3, 8, 9]
     assert body["sampling_params"]["max_new_tokens"] == 8
     assert body["sampling_params"]["custom_params"] == {"resume_len": 2}
+
+
+def test_the_step_takes_its_trace_along() -> None:
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    assert request_headers(msgspec.structs.replace(REQUEST, trace=trace)) == {"traceparent": trace}
+    assert request_headers(REQUEST) == {}
 
 
 def test_stop_strings_stay_here() -> None:

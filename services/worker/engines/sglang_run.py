@@ -12,7 +12,7 @@ from services.worker.engines.base import EngineChunk, EngineError, EngineRequest
 from services.worker.engines.sglang_config import SglangConfig, command, environment
 from services.worker.engines.sglang_kv import KvFeed
 from services.worker.engines.sglang_process import EngineProcess
-from services.worker.engines.sglang_wire import EventSplitter, read_event, refusal, request_body
+from services.worker.engines.sglang_wire import EventSplitter, read_event, refusal, request_body, request_headers
 from shared.contracts.outcomes import Reason
 from shared.runtime.process import ProcessError
 from shared.runtime.server_directory import free_port
@@ -87,7 +87,7 @@ class SglangRun:
         """The request's chunks. The connection is read to its end before the last one is given out, so that it can be used again."""
         splitter, last = EventSplitter(), None
         try:
-            async with self._http.post("/generate", json=request_body(request)) as response:
+            async with self._http.post("/generate", json=request_body(request), headers=request_headers(request)) as response:
                 if response.status != 200:
                     raise refusal(response.status, await response.text())
                 async for piece in response.content.iter_any():

@@ -83,6 +83,11 @@ def request_body(request: EngineRequest) -> dict[str, Any]:
     return body
 
 
+def request_headers(request: EngineRequest) -> dict[str, str]:
+    """The trace that the step belongs to (W3C Trace Context); SGLang's own spans join it where it is started with --enable-trace."""
+    return {"traceparent": request.trace} if request.trace else {}
+
+
 def seed_of(step: StepId) -> int:
     """A seed for a step that names none, the same for all its attempts. By itself, a deterministic SGLang seeds them all with 42."""
     return int.from_bytes(hashlib.sha256(step.encode()).digest()[:8], "big") >> 1
