@@ -34,6 +34,6 @@ fi
 if [ ! -f "$model/config.json" ]; then
     say "building $model"
     mkdir -p "$(dirname "$model")"
-    HF_HUB_OFFLINE=1 "$environment/bin/python" "$here/build_model.py" "$model"
+    HF_HUB_OFFLINE=1 TQDM_DISABLE=1 "$environment/bin/python" "$here/build_model.py" "$model"
 fi
 say "ready: $environment, $model"
