@@ -15,6 +15,7 @@ from shared.contracts.steps import StepSettled
 from shared.core.machine import ENCODER
 from shared.runtime.bus import Bus
 from shared.runtime.publisher import Ack, StoreError, WrongLastSequence
+from shared.runtime.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
@@ -24,17 +25,23 @@ _SUBJECT = KIND[StepSettled].subject
 
 
 class Announcer:
-    def __init__(self, bus: Bus, store: Store, patiently: Patience) -> None:
+    def __init__(self, bus: Bus, store: Store, patiently: Patience, telemetry: Telemetry) -> None:
         self._bus = bus
         self._store = store
         self._patiently = patiently
+        self._telemetry = telemetry
 
     async def announce(self, steps: list[StepId]) -> None:
         """Returns when all announcements are stored, which takes as long as NATS is away."""
         waiting = await self._patiently(lambda: self._store.outcomes(steps)) if steps else []
         while waiting:
-            futures = [await self._send(message) for message in waiting]
-            waiting = [message for message, future in zip(waiting, futures, strict=True) if not await _stored(future)]
+            sent = [(message, await self._send(message)) for message in waiting]
+            waiting = []
+            for message, future in sent:
+                if await _stored(future):
+                    self._telemetry.span("step.settled", message, message.time_ns)  # from the record to its announcement
+                else:
+                    waiting.append(message)
             if waiting:
                 await asyncio.sleep(RETRY_S)
 

@@ -48,7 +48,7 @@ class Recorder:
         self._patiently = patiently
         self._config = config
         self._telemetry = telemetry
-        self._announcer = Announcer(bus, store, patiently)
+        self._announcer = Announcer(bus, store, patiently, telemetry)
         self._decoder = msgspec.json.Decoder(EVENTS)
         self._moved = asyncio.Condition()
         self._position = Position(epoch=0, batch=0, seq=0, unannounced=[])

@@ -1,5 +1,6 @@
 """Traces and metrics of one process. Traces go out by OTLP when an endpoint is configured; metrics are read at /metrics."""
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -13,6 +14,8 @@ from shared.contracts.envelope import Message
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
+
+CLOSE_S = 3.0  # at the end of a process, for what was not sent yet
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 
@@ -84,8 +87,11 @@ class Telemetry:
         return generate_latest(self.registry)
 
     def close(self) -> None:
+        """Send what waits. A collector that is away, for which the SDK would wait 30 s, does not hold up the end of the process."""
         if self._provider is not None:
-            self._provider.shutdown()
+            sending = threading.Thread(target=self._provider.shutdown, daemon=True)
+            sending.start()
+            sending.join(CLOSE_S)
 
 
 def _provider(resource: Mapping[str, str], endpoint: str) -> "TracerProvider":
@@ -95,6 +101,6 @@ def _provider(resource: Mapping[str, str], endpoint: str) -> "TracerProvider":
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    provider = TracerProvider(resource=Resource.create(dict(resource)))
+    provider = TracerProvider(resource=Resource.create(dict(resource)), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
     return provider
