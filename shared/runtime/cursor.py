@@ -22,6 +22,7 @@ from shared.core.errors import LegatoError
 log = logging.getLogger(__name__)
 
 AHEAD = 512  # messages asked for and not yet taken, at most
+AHEAD_BYTES = 32 * 2**20  # of one request, and of what waits to be taken when another is made: a reader holds a few times as much at most
 EXPIRES_S = 30.0
 IDLE_HEARTBEAT_S = 2.0
 INACTIVE_S = 60.0  # the server forgets an abandoned cursor after this
@@ -51,12 +52,12 @@ class CursorError(LegatoError):
     """The stream cannot be read."""
 
 
-def position_of(reply: str) -> tuple[str, int]:
-    """Stream and stream sequence from a message's reply subject, in both forms of nats-server (its ADR-15)."""
+def position_of(reply: str) -> tuple[str, int, int]:
+    """Stream, stream sequence and number of the delivery from a message's reply subject, in both forms of nats-server (its ADR-15)."""
     tokens = reply.split(".")
     if len(tokens) >= 11:
-        return tokens[4], int(tokens[7])
-    return tokens[2], int(tokens[5])
+        return tokens[4], int(tokens[7]), int(tokens[8])
+    return tokens[2], int(tokens[5]), int(tokens[6])
 
 
 class Cursor:
@@ -68,11 +69,16 @@ class Cursor:
         self._source = source
         self.after = after
         self._ready: deque[Record] = deque()
+        self._ready_bytes = 0
         self._arrived = asyncio.Event()
         self._asked = 0
         self._name = ""
+        self._inbox = ""
         self._generation = 0
+        self._deliveries = 0  # of this generation
+        self._connection = 0  # the number of reconnections when this generation began
         self._last_heard = 0.0
+        self._failure: Exception | None = None
         self._subscription: object | None = None
         self._watch: asyncio.Task[None] | None = None
 
@@ -85,13 +91,16 @@ class Cursor:
         return cursor
 
     async def take(self, most: int) -> list[Record]:
-        """The next messages, at least one; waits until there is one."""
+        """The next messages, at least one; waits until there is one. Raises CursorError when there will never be one again."""
         while not self._ready:
+            if self._failure is not None:
+                raise CursorError(f"reading {self._source.stream} failed: {self._failure!r}") from self._failure
             self._arrived.clear()
             await self._arrived.wait()
         batch = [self._ready.popleft() for _ in range(min(most, len(self._ready)))]
+        self._ready_bytes -= sum(len(record.data) for record in batch)
         self.after = max(self.after, batch[-1].seq)
-        if self._asked < AHEAD // 2:
+        if self._asked + len(self._ready) <= AHEAD // 2:
             await self._ask()
         return batch
 
@@ -102,6 +111,8 @@ class Cursor:
         await self._drop()
 
     async def _create(self) -> None:
+        self._forget()
+        self._connection = self._client.stats["reconnects"]
         start = await self._start_sequence()
         config = api.ConsumerConfig(
             ack_policy=api.AckPolicy.NONE,
@@ -116,20 +127,23 @@ class Cursor:
             info = await self._manager.add_consumer(self._source.stream, config)
         except NotFoundError as error:
             raise CursorError(f"stream {self._source.stream} does not exist; `legato migrate` creates it") from error
-        self._name = info.name
-        self._generation += 1
-        self._asked = 0
-        self._ready.clear()
-        inbox = self._client.new_inbox()
-        generation = self._generation
+        self._name, self._inbox, generation = info.name, self._client.new_inbox(), self._generation
 
         async def deliver(msg: Msg) -> None:
             self._deliver(msg, generation)
 
-        self._inbox = inbox
-        self._subscription = await self._client.subscribe(inbox, cb=deliver, pending_msgs_limit=4 * AHEAD, pending_bytes_limit=256 * 2**20)
+        self._subscription = await self._client.subscribe(
+            self._inbox, cb=deliver, pending_msgs_limit=4 * AHEAD, pending_bytes_limit=256 * 2**20
+        )
         self._heard()
+        self._asked = 0
         await self._ask()
+
+    def _forget(self) -> None:
+        """What has not been taken is read again, behind what has; what still arrives from before counts no more."""
+        self._generation += 1
+        self._deliveries = self._ready_bytes = 0
+        self._ready.clear()
 
     async def _start_sequence(self) -> int:
         try:
@@ -147,9 +161,12 @@ class Cursor:
         return max(1, self.after + 1)
 
     async def _ask(self) -> None:
-        number = AHEAD - self._asked
+        number = AHEAD - self._asked - len(self._ready)
+        if number <= 0 or self._ready_bytes >= AHEAD_BYTES:
+            return
         self._asked += number
-        request = msgspec.json.encode({"batch": number, "expires": int(EXPIRES_S * 1e9), "idle_heartbeat": int(IDLE_HEARTBEAT_S * 1e9)})
+        times = {"expires": int(EXPIRES_S * 1e9), "idle_heartbeat": int(IDLE_HEARTBEAT_S * 1e9)}
+        request = msgspec.json.encode({"batch": number, "max_bytes": AHEAD_BYTES, **times})
         await self._client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{self._source.stream}.{self._name}", request, self._inbox)
 
     def _deliver(self, msg: Msg, generation: int) -> None:
@@ -159,38 +176,56 @@ class Cursor:
         headers: dict[str, str] = msg.headers or {}
         status = headers.get("Status")
         if status is None:
-            stream, seq = position_of(msg.reply)
-            self._asked -= 1
-            self._ready.append(Record(stream, seq, msg.subject, msg.data, headers))
-            self._arrived.set()
-        elif status in ("408", "404"):  # the request ran out: the unserved part is open again
+            self._take_in(msg, headers)
+        elif status in ("408", "404") or "Nats-Pending-Messages" in headers:  # the request ran out: the unserved part is open again
             self._asked -= int(headers.get("Nats-Pending-Messages", self._asked))
             self._asked = max(0, self._asked)
         elif status != "100":  # 409: consumer deleted, leader changed, server shutting down
             log.info("cursor ended by the server", extra={"stream": self._source.stream, "status": status})
             self._last_heard = 0.0
 
+    def _take_in(self, msg: Msg, headers: dict[str, str]) -> None:
+        stream, seq, delivery = position_of(msg.reply)
+        self._deliveries += 1
+        if delivery != self._deliveries:  # some were lost on the way: a broken connection, or a client that dropped them
+            log.info("cursor has a gap, reading again", extra={"stream": self._source.stream, "after": self.after})
+            self._generation += 1
+            self._last_heard = 0.0
+            return
+        self._asked -= 1
+        self._ready.append(Record(stream, seq, msg.subject, msg.data, headers))
+        self._ready_bytes += len(msg.data)
+        self._arrived.set()
+
     def _heard(self) -> None:
         self._last_heard = asyncio.get_running_loop().time()
 
     async def _watchdog(self) -> None:
-        """Ask again when a request ran out; build the cursor anew when the server has been silent for three heartbeats."""
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(0.1)
-            try:
-                if not self._client.is_connected:
-                    self._last_heard = 0.0
-                elif self._asked == 0 and self._last_heard:  # nothing is asked for, so nothing is to be heard
-                    self._heard()
-                    if len(self._ready) < AHEAD:
-                        await self._ask()
-                elif loop.time() - self._last_heard > 3 * IDLE_HEARTBEAT_S:
-                    await self._drop()
-                    await self._create()
-            except (nats.errors.Error, LegatoError, TimeoutError) as error:
-                log.warning("cursor not yet restored", extra={"stream": self._source.stream, "error": str(error)})
-                await asyncio.sleep(0.5)
+        """Keep the cursor alive. What it cannot see to is raised by `take`."""
+        try:
+            while True:
+                await asyncio.sleep(0.1)
+                try:
+                    await self._look_after()
+                except (nats.errors.Error, LegatoError, OSError, TimeoutError) as error:
+                    log.warning("cursor not yet restored", extra={"stream": self._source.stream, "error": repr(error)})
+                    await asyncio.sleep(0.5)
+        except Exception as error:
+            self._failure = error
+            self._arrived.set()
+
+    async def _look_after(self) -> None:
+        """Ask again when a request ran out; build the cursor anew on a new connection, or after three heartbeats of silence."""
+        if not self._client.is_connected or self._client.stats["reconnects"] != self._connection:
+            self._last_heard = 0.0
+        if not self._client.is_connected:
+            return
+        if self._asked == 0 and self._last_heard:  # nothing is asked for, so nothing is to be heard
+            self._heard()
+            await self._ask()
+        elif asyncio.get_running_loop().time() - self._last_heard > 3 * IDLE_HEARTBEAT_S:
+            await self._drop()
+            await self._create()
 
     async def _drop(self) -> None:
         subscription, self._subscription = self._subscription, None
