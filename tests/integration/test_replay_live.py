@@ -41,7 +41,7 @@ def apply(state: Sum, event: Message, now_ns: int) -> None:
 
 def decide(state: Sum, event: Message, now_ns: int, config: Threshold) -> list[Message]:
     if isinstance(event, CancelRequested) and len(event.why) >= config.at_least:
-        return [Output(step=event.step, text=f"{state.total} at {now_ns}")]
+        return [Output(step=event.step, attempt=state.total, text=f"{state.total} at {now_ns}")]  # an attempt ends once
     return []
 
 
