@@ -113,7 +113,9 @@ async def test_a_run_with_restarts_and_another_configuration_replays_without_a_d
 async def test_a_changed_rule_is_reported_where_it_first_parts(bus: Bus, partition: str) -> None:
     async with driven(bus, partition, Threshold()):
         await send(bus, partition, ["a", "bb", "ccc", "dddd"])
-    changed = replace(MACHINE, decide=lambda s, e, n, c: [Output(step=e.step, text="?")] if s.total > 3 else decide(s, e, n, c))
+    changed = replace(
+        MACHINE, decide=lambda s, e, n, c: [Output(step=e.step, attempt=s.total, text="?")] if s.total > 3 else decide(s, e, n, c)
+    )
     report = await Replay(bus, changed, partition).verify()
     assert (report.inputs, report.differing) == (4, 2)
     assert report.differences[0].number == 3
@@ -192,7 +194,7 @@ async def test_a_part_starts_from_the_snapshot_before_it_under_the_configuration
 
 
 async def trimmed(bus: Bus, partition: str, records: int) -> None:
-    """A journal of epochs 2 and 3 with a snapshot between them, at entry 300, of which epoch 2 and the first `records` of epoch 3 are gone."""
+    """A journal of epochs 2 and 3 with a snapshot between them, at entry 300; epoch 2 and the first `records` of epoch 3 are gone."""
     state = Sum()
     writer = await write(bus, partition, 2, range(1, 301), state)
     await save(writer, state, 300)
