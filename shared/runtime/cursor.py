@@ -173,18 +173,21 @@ class Cursor:
         if generation != self._generation:
             return
         self._heard()
-        headers: dict[str, str] = msg.headers or {}
-        status = headers.get("Status")
-        if status is None:
-            self._take_in(msg, headers)
-        elif status in ("408", "404") or "Nats-Pending-Messages" in headers:  # the request ran out: the unserved part is open again
+        if msg.subject != self._inbox:  # whatever headers a message has: the server's own words come on the inbox
+            self._take_in(msg)
+        else:
+            self._obey(msg.headers or {})
+
+    def _obey(self, headers: dict[str, str]) -> None:
+        status = headers.get("Status", "")
+        if status in ("408", "404") or "Nats-Pending-Messages" in headers:  # the request ran out: the unserved part is open again
             self._asked -= int(headers.get("Nats-Pending-Messages", self._asked))
             self._asked = max(0, self._asked)
         elif status != "100":  # 409: consumer deleted, leader changed, server shutting down
             log.info("cursor ended by the server", extra={"stream": self._source.stream, "status": status})
             self._last_heard = 0.0
 
-    def _take_in(self, msg: Msg, headers: dict[str, str]) -> None:
+    def _take_in(self, msg: Msg) -> None:
         stream, seq, delivery = position_of(msg.reply)
         self._deliveries += 1
         if delivery != self._deliveries:  # some were lost on the way: a broken connection, or a client that dropped them
@@ -193,7 +196,7 @@ class Cursor:
             self._last_heard = 0.0
             return
         self._asked -= 1
-        self._ready.append(Record(stream, seq, msg.subject, msg.data, headers))
+        self._ready.append(Record(stream, seq, msg.subject, msg.data, msg.headers or {}))
         self._ready_bytes += len(msg.data)
         self._arrived.set()
 
