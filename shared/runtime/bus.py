@@ -17,6 +17,7 @@ from nats.js.errors import BucketNotFoundError, NotFoundError, ObjectNotFoundErr
 from shared.contracts.streams import LEASES_BUCKET, MODELS_BUCKET, SNAPSHOTS_BUCKET, STREAMS, Stream
 from shared.core.errors import LegatoError
 from shared.runtime.cursor import Cursor, Record, Source
+from shared.runtime.nats_client import NatsClient
 from shared.runtime.publisher import Ack, Publisher
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class Bus:
     @classmethod
     async def connect(cls, config: BusConfig, name: str) -> "Bus":
         """Connect, waiting up to 30 s for the server. Raises BusError."""
-        client = Client()
+        client = NatsClient()
         holder: list[Bus] = []
 
         async def reconnected() -> None:
