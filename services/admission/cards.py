@@ -10,6 +10,7 @@ from shared.contracts.streams import FLEET
 from shared.contracts.subjects import WORKERS
 from shared.core import catalogue
 from shared.core.catalogue import Catalogue
+from shared.core.reading import NoMessage, read
 from shared.runtime.bus import Bus
 from shared.runtime.clock import now_ns
 from shared.runtime.cursor import Source
@@ -51,8 +52,8 @@ class Cards:
 
     def _fold(self, data: bytes) -> None:
         try:
-            event = _DECODER.decode(data)
-        except msgspec.DecodeError as error:  # the machine reads it too, and parks it
+            event = read(_DECODER, data)
+        except NoMessage as error:  # the machine reads it too, and parks it
             log.warning("registration not understood", extra={"error": str(error)})
             return
         now = now_ns()

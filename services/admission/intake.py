@@ -3,6 +3,7 @@
 All that takes time is here, none of it in the decision.
 """
 
+import logging
 from collections.abc import Callable
 
 import msgspec
@@ -21,8 +22,14 @@ from shared.contracts.output import End, Output
 from shared.contracts.steps import Prompt, StepSettled, Submission, SubmissionRead
 from shared.contracts.subjects import step_of
 from shared.core.catalogue import resolve
+from shared.core.errors import LegatoError
+from shared.core.reading import NoMessage, read
 from shared.drivers.live import Unreadable
 from shared.runtime.cursor import Record
+
+log = logging.getLogger(__name__)
+
+NAMELESS_CHARS_MAX = 512  # of a step id that is none, and is answered all the same; nats-server takes 4,096 bytes of subjects at once
 
 _SETTLED = msgspec.json.Decoder(StepSettled)
 Aliases = dict[str, str]
@@ -50,7 +57,14 @@ class Intake:
         blank = SubmissionRead(id=MessageId(f"{record.stream}:{record.seq}"), step=step, trace=trace_from(record.headers))
         if isinstance(submission, Problem):
             return msgspec.structs.replace(blank, problem=submission)
-        return await self._read(_filled(blank, submission), submission, len(record.data))
+        try:
+            return await self._read(_filled(blank, submission), submission, len(record.data))
+        except LegatoError:
+            raise
+        except Exception as error:  # a bug: its submission is answered like any other, and holds up nobody
+            log.exception("a submission could not be read")
+            problem = Problem(reason=Reason.INTERNAL, message=plain(f"the submission could not be read: {type(error).__name__}"))
+            return msgspec.structs.replace(blank, problem=problem)
 
     async def _read(self, read: SubmissionRead, submission: Submission, size: int) -> SubmissionRead:
         owner = tenant_of(submission.key, self._config)
@@ -119,13 +133,16 @@ def _prompt(read: SubmissionRead, card: ModelCard, encoded: Encoded) -> Prompt:
 
 def _settled(record: Record) -> StepSettled:
     try:
-        return _SETTLED.decode(record.data)
-    except msgspec.DecodeError as error:
+        return read(_SETTLED, record.data)
+    except NoMessage as error:
         raise Unreadable(str(error)) from error
 
 
 def _nameless(record: Record) -> Unreadable:
     message = "the subject must end with a step id of up to 128 letters, digits, _ and -"
+    step = StepId(step_of(record.subject))
+    if len(step) > NAMELESS_CHARS_MAX:
+        return Unreadable(message)
     problem = Problem(reason=Reason.INVALID, message=message)
-    output = Output(step=StepId(step_of(record.subject)), end=End(status=Status.REFUSED, finish_reason=FinishReason.ERROR, problem=problem))
+    output = Output(step=step, end=End(status=Status.REFUSED, finish_reason=FinishReason.ERROR, problem=problem))
     return Unreadable(message, outputs=[output])

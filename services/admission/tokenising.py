@@ -72,9 +72,9 @@ class Tokeniser:
 
     def _render(self, messages: list[ChatMessage]) -> str | Problem:
         """The conversation as the model's template writes it. The template is the model's own: whatever it raises is about the messages."""
-        given = [msgspec.to_builtins(message) for message in messages]
         card = self.card
         try:
+            given = [msgspec.to_builtins(message) for message in messages]
             return self.template.render(messages=given, add_generation_prompt=True, bos_token=card.bos_token, eos_token=card.eos_token)
         except Exception as error:
             return invalid(f"the chat template of {card.name} refuses these messages: {error or type(error).__name__}", "messages")

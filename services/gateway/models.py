@@ -13,6 +13,7 @@ from shared.contracts.fleet import WorkerGone, WorkerRegistered, WorkerState
 from shared.contracts.ids import WorkerId
 from shared.contracts.streams import FLEET
 from shared.core.errors import LegatoError
+from shared.core.reading import NoMessage, read
 from shared.runtime.bus import Bus
 from shared.runtime.clock import now_ns
 from shared.runtime.cursor import Source
@@ -61,8 +62,8 @@ class Models:
     def take(self, data: bytes) -> None:
         """One message of the fleet."""
         try:
-            message = _DECODER.decode(data)
-        except msgspec.DecodeError as error:
+            message = read(_DECODER, data)
+        except NoMessage as error:
             log.warning("unreadable card skipped", extra={"error": str(error)})
             return
         known = self._known.get(message.worker)

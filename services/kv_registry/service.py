@@ -9,6 +9,7 @@ from shared.contracts import subjects
 from shared.contracts.envelope import Message
 from shared.contracts.ids import ModelName
 from shared.contracts.streams import FLEET, PROMPTS
+from shared.core.reading import NoMessage, read
 from shared.drivers.live import Unreadable, Wiring
 from shared.drivers.service import run_machine
 from shared.runtime.cursor import Record, Source
@@ -43,6 +44,6 @@ async def run(context: Context) -> None:
 async def prepare(record: Record) -> PromptSeen:
     """A stored prompt as the machine sees it. Raises Unreadable."""
     try:
-        return PromptSeen(**msgspec.structs.asdict(_PROMPT.decode(record.data)))
-    except msgspec.DecodeError as error:
+        return PromptSeen(**msgspec.structs.asdict(read(_PROMPT, record.data)))
+    except NoMessage as error:
         raise Unreadable(str(error)) from error

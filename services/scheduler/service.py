@@ -8,6 +8,8 @@ from shared.contracts import subjects
 from shared.contracts.envelope import Message
 from shared.contracts.steps import CancelRequested
 from shared.contracts.streams import FLEET, STEPS
+from shared.core.reading import NoMessage
+from shared.core.reading import read as read_message
 from shared.drivers.live import Unreadable, Wiring
 from shared.drivers.service import run_machine
 from shared.runtime.cursor import Record, Source
@@ -39,7 +41,7 @@ async def read(record: Record) -> Message:
     """A stored message. A cancellation may be as bare as `{}`: the step is that of its subject, whatever its body says."""
     try:
         if not record.subject.startswith(_CANCELLED):
-            return _INPUT.decode(record.data)
-        return msgspec.structs.replace(_CANCEL.decode(record.data or b"{}"), step=subjects.step_of(record.subject))
-    except msgspec.DecodeError as error:
+            return read_message(_INPUT, record.data)
+        return msgspec.structs.replace(read_message(_CANCEL, record.data or b"{}"), step=subjects.step_of(record.subject))
+    except NoMessage as error:
         raise Unreadable(str(error)) from error

@@ -18,6 +18,7 @@ from shared.contracts.outcomes import FinishReason, Problem, Reason, Status
 from shared.contracts.steps import AttemptEnded, StepDispatched, StepRevoked
 from shared.core.errors import LegatoError
 from shared.core.machine import ENCODER
+from shared.core.reading import NoMessage, read
 from shared.runtime.bus import Bus
 from shared.runtime.clock import now_ns
 from shared.runtime.lifecycle import Context
@@ -101,8 +102,8 @@ class Worker:
 
     async def _on_dispatch(self, msg: Msg) -> None:
         try:
-            dispatch = _DISPATCH.decode(msg.data)
-        except msgspec.DecodeError as error:
+            dispatch = read(_DISPATCH, msg.data)
+        except NoMessage as error:
             log.error("unreadable dispatch", extra={"subject": msg.subject, "error": str(error)})
             return
         known = self._attempts.get(dispatch.step)
@@ -142,8 +143,8 @@ class Worker:
 
     async def _on_revoke(self, msg: Msg) -> None:
         try:
-            revoked = _REVOKE.decode(msg.data)
-        except msgspec.DecodeError as error:
+            revoked = read(_REVOKE, msg.data)
+        except NoMessage as error:
             log.error("unreadable revocation", extra={"subject": msg.subject, "error": str(error)})
             return
         attempt = self._attempts.get(revoked.step)
@@ -158,7 +159,6 @@ class Worker:
                 await attempt.hand_back()
             await self._all_done(HAND_BACK_TIMEOUT_S)
         await self._engine.drain(self._config.drain_timeout_s)
-
 
     async def _all_done(self, timeout_s: float) -> bool:
         """Whether no attempt was left within the time."""

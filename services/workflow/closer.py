@@ -21,6 +21,7 @@ from shared.contracts.output import End, Output
 from shared.contracts.steps import AttemptEnded, AttemptRecord, StepClosed
 from shared.contracts.streams import OUT
 from shared.core.machine import ENCODER
+from shared.core.reading import NoMessage, read
 from shared.runtime.bus import Bus
 from shared.runtime.cursor import Record
 from shared.runtime.output_reader import OutputError, OutputReader
@@ -57,8 +58,8 @@ async def close(bus: Bus, store: Store, due: Due, now_ns: int) -> None:
 def _output(record: Record | None, due: Due) -> Output:
     """The last output, or an empty one: anybody may publish there, also what is no output."""
     try:
-        return Output(attempt=due.attempt) if record is None else _OUTPUT.decode(record.data)
-    except msgspec.DecodeError as error:
+        return Output(attempt=due.attempt) if record is None else read(_OUTPUT, record.data)
+    except NoMessage as error:
         log.warning("unreadable output", extra={"step": due.step, "error": str(error)})
         return Output(attempt=due.attempt)
 

@@ -23,6 +23,7 @@ from shared.contracts.ids import StepId
 from shared.contracts.journal import DeadLetter
 from shared.contracts.streams import STEPS
 from shared.core.machine import ENCODER
+from shared.core.reading import NoMessage, read
 from shared.runtime.bus import Bus
 from shared.runtime.clock import now_ns
 from shared.runtime.cursor import Record, Source
@@ -33,6 +34,7 @@ log = logging.getLogger(__name__)
 PATTERNS = (subjects.ADMITTED, subjects.REFUSED, "legato.step.*.dispatched.*", "legato.step.*.ended.*", subjects.CLOSED)
 SOURCE = Source(stream=STEPS.name, subjects=PATTERNS)
 DEAD_DATA_MAX = 64 * 1024
+ERROR_CHARS_MAX = 1024  # Postgres quotes the values that it cannot take
 
 # A value that Postgres will never take, such as a number beyond its type: only then is an event to blame, and not the database.
 UNWRITABLE = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError)
@@ -92,8 +94,8 @@ class Recorder:
         events: list[Message] = []
         for record in records:
             try:
-                events.append(self._decoder.decode(record.data))
-            except msgspec.DecodeError as error:
+                events.append(read(self._decoder, record.data))
+            except NoMessage as error:
                 await self._park(record, str(error))
         return events
 
@@ -137,7 +139,7 @@ class Recorder:
             service="workflow",
             subject=record.subject,
             source=f"{record.stream}:{record.seq}",
-            error=error,
+            error=error[:ERROR_CHARS_MAX],
             data=record.data[:DEAD_DATA_MAX].decode("utf-8", "replace"),
             time_ns=now_ns(),
         )

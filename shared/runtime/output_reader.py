@@ -20,6 +20,7 @@ from shared.contracts.outcomes import Status
 from shared.contracts.output import Output
 from shared.contracts.streams import OUT
 from shared.core.errors import LegatoError
+from shared.core.reading import NoMessage, read
 from shared.runtime.bus import Bus, BusError
 from shared.runtime.cursor import CursorError
 
@@ -129,8 +130,8 @@ class OutputReader:
 
     def _decode(self, data: bytes) -> Output | None:
         try:
-            return _DECODER.decode(data)
-        except msgspec.DecodeError as error:
+            return read(_DECODER, data)
+        except NoMessage as error:
             log.warning("unreadable output dropped", extra={"subject": self._subject, "error": str(error)})
             return None
 
