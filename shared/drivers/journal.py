@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any, Generic
 
 import msgspec
@@ -20,7 +20,11 @@ from shared.runtime.publisher import Ack
 log = logging.getLogger(__name__)
 
 ENTRIES_PER_BATCH = 256
-BATCH_BYTES_MAX = 4 * 2**20
+BATCH_BYTES_MAX = 4 * 2**20  # less where nats-server takes less in one message
+ENTRY_BYTES = 512  # of an entry, besides its input and outputs
+SNAPSHOT_EVERY = 20_000  # inputs: what a recovery reads at most
+SNAPSHOT_AFTER_S = 60.0  # and no later, where there is anything new: the journal's stream is shared, and drops its oldest entries by size
+SNAPSHOT_SHARE = 50  # of the time goes into snapshots at most one in so many
 
 
 class Snapshot(msgspec.Struct, kw_only=True):
@@ -30,6 +34,32 @@ class Snapshot(msgspec.Struct, kw_only=True):
     journal_seq: int  # of the last journal message folded in
     positions: dict[str, int]
     state: msgspec.Raw
+
+
+class Due:
+    """When a snapshot is due. `number`: the input that the last one holds."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._not_before_s = self._after_s = 0.0
+
+    def due(self, number: int, now_s: float) -> bool:
+        """Whether one should be taken now, after input `number`."""
+        if not self._after_s:
+            self._after_s = now_s + SNAPSHOT_AFTER_S
+        late = now_s >= self._after_s and number > self._number
+        return now_s >= self._not_before_s and (late or number - self._number >= SNAPSHOT_EVERY)
+
+    def taken(self, number: int, started_s: float, now_s: float) -> None:
+        """One was, or could not be."""
+        self._number = number
+        self._not_before_s = now_s + SNAPSHOT_SHARE * (now_s - started_s)
+        self._after_s = max(self._not_before_s, now_s + SNAPSHOT_AFTER_S)
+
+
+def entry_bytes(raw: bytes | msgspec.Raw, outputs: Iterable[bytes | msgspec.Raw]) -> int:
+    """What an entry takes in the journal, at most."""
+    return len(raw) + sum(map(len, outputs)) + ENTRY_BYTES
 
 
 class JournalError(LegatoError):
@@ -45,6 +75,8 @@ class Reader(Generic[StateT, ConfigT]):
         self.partition = partition
         self._inputs: msgspec.json.Decoder[Any] = msgspec.json.Decoder(machine.inputs)
         self._outputs = output_decoder()
+        self.whole = True
+        self._named = {"service": machine.name, "partition": partition}
 
     def input(self, entry: Entry) -> Message:
         """The input as the machine saw it."""
@@ -74,17 +106,36 @@ class Reader(Generic[StateT, ConfigT]):
         return None
 
     async def recover(self, config: ConfigT) -> tuple[StateT, Snapshot]:
-        """The state as of the last journalled input: newest snapshot, then every entry behind it folded in."""
+        """The state as of the last journalled input: newest snapshot, then every entry behind it folded in.
+
+        Where entries between the two are gone (`whole` says so), the state is a fresh one, and only the position is recovered.
+        """
         snapshot = await self.snapshot() or Snapshot(number=0, journal_seq=0, positions={}, state=msgspec.Raw(b"null"))
         state = msgspec.json.decode(snapshot.state, type=self.machine.state) if snapshot.number else self.machine.start(config)
-        async for seq, record in self.records(snapshot.journal_seq):
+        self.whole = True
+        async for seq, record in self.records(await self._resume_at(snapshot)):
             snapshot.journal_seq = seq
-            if isinstance(record, JournalBatch):
-                for entry in record.entries:
+            for entry in record.entries if isinstance(record, JournalBatch) else ():
+                if entry.number <= snapshot.number:
+                    continue
+                self.whole = self.whole and entry.number == snapshot.number + 1
+                if self.whole:
                     self._fold(state, entry)
-                    snapshot.number = entry.number
-                    advance(snapshot.positions, entry.source)
-        return state, snapshot
+                snapshot.number = entry.number
+                advance(snapshot.positions, entry.source)
+        if not self.whole:
+            log.error("the stream's limits removed journal entries that no snapshot has: starting with an empty state", extra=self._named)
+        return state if self.whole else self.machine.start(config), snapshot
+
+    async def _resume_at(self, snapshot: Snapshot) -> int:
+        """Behind which stream sequence to read on. The snapshot may be all that is left: by age, by size, or in a stream made anew."""
+        last = await self._bus.last(JOURNAL.name, subjects.journal(self.machine.name, self.partition))
+        if last is None or last.seq < snapshot.journal_seq:
+            if snapshot.number:
+                log.warning("the journal up to the newest snapshot is gone", extra=self._named)
+            snapshot.journal_seq = 0 if last is None else last.seq
+            return 0
+        return snapshot.journal_seq
 
     def _fold(self, state: StateT, entry: Entry) -> None:
         self.machine.apply(state, self.input(entry), entry.now_ns)
@@ -155,11 +206,13 @@ class Writer:
 
     def _take(self) -> list[tuple[Entry, list[asyncio.Future[Ack]]]]:
         batch: list[tuple[Entry, list[asyncio.Future[Ack]]]] = []
-        size = 0
-        while self._waiting and len(batch) < ENTRIES_PER_BATCH and size < BATCH_BYTES_MAX:
-            item = self._waiting.popleft()
-            size += len(item[0].input) + sum(len(raw) for raw in item[0].outputs)
-            batch.append(item)
+        room = min(BATCH_BYTES_MAX, self._bus.publisher.message_bytes_max)
+        while self._waiting and len(batch) < ENTRIES_PER_BATCH:
+            entry = self._waiting[0][0]
+            room -= entry_bytes(entry.input, entry.outputs)
+            if room < 0 and batch:
+                break
+            batch.append(self._waiting.popleft())
         return batch
 
     async def _write(self, batch: list[tuple[Entry, list[asyncio.Future[Ack]]]]) -> None:

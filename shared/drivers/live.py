@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any, Generic
 
 import msgspec
+import nats.errors
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 
 from shared.contracts import subjects
 from shared.contracts.catalogue import KIND
@@ -23,19 +25,18 @@ from shared.contracts.output import Output
 from shared.contracts.steps import Prompt, StepAdmitted, StepClosed, StepDispatched, StepRefused, StepRouted
 from shared.core.errors import LegatoError
 from shared.core.machine import ENCODER, ConfigT, Machine, StateT, stamp, take
-from shared.drivers.journal import Reader, Snapshot, Writer, advance
-from shared.runtime.bus import Bus
+from shared.drivers.journal import Due, Reader, Snapshot, Writer, advance, entry_bytes
+from shared.runtime.bus import Bus, BusError
 from shared.runtime.clock import now_ns
 from shared.runtime.cursor import Cursor, Record, Source
 from shared.runtime.lease import Lease
-from shared.runtime.publisher import Ack
+from shared.runtime.publisher import Ack, TooLarge
 from shared.runtime.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
 WAITING_MAX = 2048  # inputs taken from NATS and not yet decided
 UNJOURNALLED_MAX = 4096  # inputs decided and not yet journalled: beyond it, no input is taken
-SNAPSHOT_EVERY = 20_000  # inputs
 DRAIN_TIMEOUT_S = 10.0
 WAKE_MIN_S = 0.0005  # between two ticks, so that a machine whose wake time stays in the past cannot spin
 DEAD_DATA_MAX = 64 * 1024
@@ -87,7 +88,7 @@ class LiveDriver(Generic[StateT, ConfigT]):
         self._positions: dict[str, int] = {}
         self._number = 0
         self._prefix = self._partition = ""
-        self._snapshot_at = 0
+        self._snapshots = Due(0)
         self.state: StateT
 
     async def run(self, partition: str, instance: str, stop: asyncio.Event) -> None:
@@ -95,48 +96,56 @@ class LiveDriver(Generic[StateT, ConfigT]):
         lease = await Lease.acquire(self._bus, f"{self.machine.name}.{partition}", instance, stop)
         if lease is None:
             return
-        reader = Reader(self._bus, self.machine, partition)
-        self.state, recovered = await reader.recover(self.config)
-        self._positions, self._number, self._snapshot_at = recovered.positions, recovered.number, recovered.number
-        self._prefix, self._partition = f"{self.machine.name}.{partition}.{lease.epoch}", partition
-        self._writer = Writer(self._bus, self.machine.name, partition, lease.epoch, recovered.journal_seq)
-        await self._writer.open(self._number, self.config)
-        log.info("recovered", extra={"inputs": self._number, "epoch": lease.epoch})
-        background = [asyncio.create_task(lease.keep()), asyncio.create_task(self._writer.run())]
-        stopping = asyncio.create_task(stop.wait())
-        subscriptions, cursors, feeders = await self._open_inputs()
-        work = asyncio.create_task(self._work())
-        self.ready.set()
+        keeping = asyncio.create_task(lease.keep(), name="lease")  # from now on: a recovery may take longer than a lease
+        driving = asyncio.create_task(self._drive(partition, lease.epoch, stop), name="driver")
         try:
-            done, _ = await asyncio.wait([*background, *feeders, work, stopping], return_when=asyncio.FIRST_COMPLETED)
-            for task in done - {stopping}:
+            done, _ = await asyncio.wait((keeping, driving), return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
                 task.result()  # raises what ended it
         finally:
-            self.ready.clear()
-            for task in (*feeders, work, stopping):
-                task.cancel()
-            await asyncio.gather(*feeders, work, stopping, return_exceptions=True)
-            for subscription in subscriptions:
-                await subscription.unsubscribe()
-            for cursor in cursors:
-                await cursor.close()
-            if stop.is_set() and not background[1].done():
-                await self._leave(lease)
-            for task in background:
-                task.cancel()
-            await asyncio.gather(*background, return_exceptions=True)
+            await _end(keeping, driving)
+        await lease.release()
 
-    async def _leave(self, lease: Lease) -> None:
+    async def _drive(self, partition: str, epoch: int, stop: asyncio.Event) -> None:
+        await self._recover(partition, epoch)
+        writing = asyncio.create_task(self._writer.run(), name="journal")
+        stopping = asyncio.create_task(stop.wait())
+        subscriptions, cursors, feeders = await self._open_inputs()
+        work = asyncio.create_task(self._work(), name="decisions")
+        self.ready.set()
+        try:
+            done, _ = await asyncio.wait((writing, *feeders, work, stopping), return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+            await _end(*feeders, work)
+            await self._leave()
+        finally:
+            self.ready.clear()
+            await _end(*feeders, work, stopping, writing)
+            await _close(subscriptions, cursors)
+
+    async def _recover(self, partition: str, epoch: int) -> None:
+        reader = Reader(self._bus, self.machine, partition)
+        self.state, recovered = await reader.recover(self.config)
+        self._positions, self._number = recovered.positions, recovered.number
+        self._snapshots = Due(self._number)
+        self._prefix, self._partition = f"{self.machine.name}.{partition}.{epoch}", partition
+        self._writer = Writer(self._bus, self.machine.name, partition, epoch, recovered.journal_seq)
+        await self._writer.open(self._number, self.config)
+        log.info("recovered", extra={"inputs": self._number, "epoch": epoch})
+        if not reader.whole:  # so that recovery and replay have a state to start from
+            await self._snapshot()
+
+    async def _leave(self) -> None:
         try:
             await asyncio.wait_for(self._writer.empty.wait(), DRAIN_TIMEOUT_S)
-            await self._snapshot()
+            await asyncio.wait_for(self._snapshot(), DRAIN_TIMEOUT_S)
         except (TimeoutError, LegatoError) as error:
-            log.warning("left without a snapshot", extra={"error": str(error)})
-        await lease.release()
+            log.warning("left without a snapshot", extra={"error": repr(error)})
 
     # --- inputs --------------------------------------------------------------------------------------------------------------
 
-    async def _open_inputs(self) -> tuple[list[Any], list[Cursor], list[asyncio.Task[None]]]:
+    async def _open_inputs(self) -> tuple[list[Subscription], list[Cursor], list[asyncio.Task[None]]]:
         subscriptions = [await self._bus.subscribe(subject, self._on_live) for subject in self._wiring.live]
         cursors, feeders = [], []
         for source in self._wiring.sources:
@@ -212,7 +221,7 @@ class LiveDriver(Generic[StateT, ConfigT]):
                 await self._take(self._queue.get_nowait())
             if len(self._writer) > UNJOURNALLED_MAX:
                 await asyncio.wait_for(self._writer.empty.wait(), 120.0)
-            if self._number - self._snapshot_at >= SNAPSHOT_EVERY:
+            if self._snapshots.due(self._number, asyncio.get_running_loop().time()):
                 await self._snapshot()
 
     async def _next(self) -> _Arrived:
@@ -232,16 +241,15 @@ class LiveDriver(Generic[StateT, ConfigT]):
         try:
             prefix = f"{self._prefix}.{self._number + 1}"
             outputs, encoded = take(self.machine, self.state, arrived.event, started, self.config, prefix)
+            messages = self._with_attached(outputs, encoded)
+            self._check_sizes(arrived, encoded, messages)
         except Exception as error:
             log.exception("a decision failed")
             await self._poisoned(arrived, error)
             return
         self._number += 1
         stored: list[asyncio.Future[Ack]] = []
-        for message, data in zip(outputs, encoded, strict=True):
-            if self._wiring.attach is not None:
-                for extra in self._wiring.attach(message):
-                    stored += await self._send(extra, ENCODER.encode(extra))
+        for message, data in messages:
             stored += await self._send(message, data)
         advance(self._positions, arrived.source)
         entry = Entry(
@@ -253,6 +261,21 @@ class LiveDriver(Generic[StateT, ConfigT]):
         )
         self._writer.add(entry, stored)
         self._telemetry.decision(arrived.event, outputs, started)
+
+    def _with_attached(self, outputs: list[Message], encoded: list[bytes]) -> list[tuple[Message, bytes]]:
+        """All that is to be sent, in order."""
+        attach = self._wiring.attach
+        messages: list[tuple[Message, bytes]] = []
+        for message, data in zip(outputs, encoded, strict=True):
+            messages += [(extra, ENCODER.encode(extra)) for extra in (attach(message) if attach is not None else ())]
+            messages.append((message, data))
+        return messages
+
+    def _check_sizes(self, arrived: _Arrived, encoded: list[bytes], messages: list[tuple[Message, bytes]]) -> None:
+        """Raises TooLarge before anything is sent: a decision that can never be stored would else end every process that takes it."""
+        largest = max([entry_bytes(arrived.raw, encoded), *(len(data) for _, data in messages)])
+        if largest > self._bus.publisher.message_bytes_max:
+            raise TooLarge(f"what was decided takes {largest} bytes, which no message may have")
 
     async def _poisoned(self, arrived: _Arrived, error: Exception) -> None:
         """A bug met this input, and may have left the state half changed: park the input, rebuild the state, go on behind it."""
@@ -272,15 +295,37 @@ class LiveDriver(Generic[StateT, ConfigT]):
         return [await self._bus.store(kind.subject(message), data, msg_id=message_id(message), trace=message.trace)]
 
     async def _snapshot(self) -> None:
+        """Keep the state. What fails now is tried again after as many inputs more: until then the journal has it all."""
         await asyncio.wait_for(self._writer.empty.wait(), 120.0)
+        loop = asyncio.get_running_loop()
+        started = loop.time()
         snapshot = Snapshot(
             number=self._number,
             journal_seq=self._writer.seq,
             positions=dict(self._positions),
             state=msgspec.Raw(ENCODER.encode(self.state)),
         )
-        await self._writer.save(snapshot)
-        self._snapshot_at = self._number
+        try:
+            await self._writer.save(snapshot)
+        except BusError as error:
+            log.warning("snapshot not kept", extra={"partition": self._partition, "error": str(error)})
+        self._snapshots.taken(self._number, started, loop.time())
+
+
+async def _end(*tasks: asyncio.Task[None] | asyncio.Task[bool]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _close(subscriptions: list[Subscription], cursors: list[Cursor]) -> None:
+    for subscription in subscriptions:
+        try:
+            await subscription.unsubscribe()
+        except nats.errors.Error as error:  # the connection is closed already
+            log.debug("subscription left to the server", extra={"error": repr(error)})
+    for cursor in cursors:
+        await cursor.close()
 
 
 _NAMED_BY_STEP: dict[type[Message], Callable[[Any], str]] = {

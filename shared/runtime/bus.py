@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js import JetStreamContext, api
-from nats.js.errors import BucketNotFoundError, NotFoundError, ObjectNotFoundError
+from nats.js.errors import BucketNotFoundError, NotFoundError, ObjectNotFoundError, ServiceUnavailableError
 
 from shared.contracts.streams import LEASES_BUCKET, MODELS_BUCKET, SNAPSHOTS_BUCKET, STREAMS, Stream
 from shared.core.errors import LegatoError
@@ -49,6 +50,7 @@ class Bus:
         self.config = config
         self.js: JetStreamContext = client.jetstream(timeout=FETCH_TIMEOUT_S)
         self.publisher = Publisher(client)
+        self.closed = asyncio.Event()  # for good, by `close` or because the server says so (credentials that expired): nothing comes back
         self._encode = msgspec.json.encode
 
     @classmethod
@@ -66,13 +68,14 @@ class Bus:
             if not client.is_closed:  # which it is after `close`
                 log.warning("lost the connection to NATS, reconnecting")
 
-        async def failed(error: Exception) -> None:
-            log.debug("NATS connection: %s", error)
+        async def closed() -> None:
+            for bus in holder:
+                bus.closed.set()
 
         options: dict[str, Any] = {"user_credentials": config.credentials} if config.credentials else {}
         try:
             await asyncio.wait_for(
-                _connect_when_there(client, config.url, name, (reconnected, disconnected, failed), options), CONNECT_TIMEOUT_S
+                _connect_when_there(client, config.url, name, (reconnected, disconnected, closed), options), CONNECT_TIMEOUT_S
             )
         except (nats.errors.Error, OSError, TimeoutError) as error:
             await client.close()
@@ -104,11 +107,9 @@ class Bus:
     # --- sending -------------------------------------------------------------------------------------------------------------
 
     async def publish(self, subject: str, data: bytes, reply: str = "") -> None:
-        """At most once, to whoever listens now."""
-        try:
+        """At most once, to whoever listens now. Raises BusError when it cannot even be buffered until NATS is back."""
+        with _bus_errors(f"cannot publish on {subject}"):
             await self.client.publish(subject, data, reply)
-        except nats.errors.OutboundBufferLimitError as error:
-            raise BusError("NATS is away and the outbound buffer is full") from error
 
     async def store(
         self, subject: str, data: bytes, *, msg_id: str = "", trace: str = "", expect_last: int | None = None
@@ -123,8 +124,9 @@ class Bus:
         return await self.client.subscribe(subject, queue=queue, cb=handle, pending_msgs_limit=65_536, pending_bytes_limit=256 * 2**20)
 
     async def read(self, source: Source, after: int = 0) -> Cursor:
-        """A cursor behind stream sequence `after`."""
-        return await Cursor.open(self.client, source, after)
+        """A cursor behind stream sequence `after`. Raises BusError, CursorError."""
+        with _bus_errors(f"cannot read {source.stream}"):
+            return await Cursor.open(self.client, source, after)
 
     async def last(self, stream: str, subject: str) -> Record | None:
         """The last message of a subject, or None. One direct request."""
@@ -135,15 +137,18 @@ class Bus:
         return await self._direct(stream, {"seq": after + 1, "next_by_subj": subject})
 
     async def history(self, stream: str, subject: str, after: int = 0) -> AsyncIterator[Record]:
-        """All stored messages of a subject or pattern, oldest first; ends with the last one that was there at the call."""
-        state = (await self.js.stream_info(stream)).state
+        """All stored messages of a subject or pattern, oldest first; ends with the last one that was there at the call. Raises BusError."""
+        with _bus_errors(f"cannot read {stream}"):
+            state = (await self.js.stream_info(stream)).state
         last = await self.last(stream, subject)
         if last is None or last.seq <= after:
             return
         cursor = await self.read(Source(stream=stream, subjects=(subject,)), max(after, state.first_seq - 1))
         try:
             while True:
-                for record in await asyncio.wait_for(cursor.take(512), 30.0):
+                with _bus_errors(f"cannot read {stream}"):
+                    records = await asyncio.wait_for(cursor.take(512), 30.0)
+                for record in records:
                     if record.seq <= last.seq:
                         yield record
                     if record.seq >= last.seq:
@@ -168,7 +173,19 @@ class Bus:
     # --- streams and buckets -------------------------------------------------------------------------------------------------
 
     async def ensure_streams(self) -> None:
-        """Create or update every stream and bucket. Safe from several processes at once."""
+        """Create or update every stream and bucket, waiting up to 30 s for JetStream. Many processes may do so at once. Raises BusError."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + CONNECT_TIMEOUT_S
+        with _bus_errors("cannot create the streams"):
+            while True:
+                try:
+                    return await self._ensure_all()
+                except (nats.errors.TimeoutError, nats.errors.NoRespondersError, ServiceUnavailableError):
+                    if loop.time() > end:
+                        raise
+                    await asyncio.sleep(0.2)
+
+    async def _ensure_all(self) -> None:
         for stream in STREAMS:
             await self._ensure(stream)
         for bucket in (MODELS_BUCKET, SNAPSHOTS_BUCKET):
@@ -204,38 +221,67 @@ class Bus:
             await self.js.add_stream(config)
 
     async def put_object(self, bucket: str, name: str, content: bytes) -> None:
-        """Keep an object under a name, in pieces of 128 KiB."""
-        store = await self.js.object_store(bucket)
-        await asyncio.wait_for(store.put(name, content), 60.0)
+        """Keep an object under a name, in pieces of 128 KiB. Raises BusError, as all these do."""
+        with _bus_errors(f"cannot keep {name}"):
+            store = await self.js.object_store(bucket)
+            await asyncio.wait_for(store.put(name, content), 60.0)
 
     async def get_object(self, bucket: str, name: str) -> bytes | None:
         """The object, or None."""
-        store = await self.js.object_store(bucket)
-        try:
-            return (await asyncio.wait_for(store.get(name), 60.0)).data
-        except ObjectNotFoundError:
-            return None
+        with _bus_errors(f"cannot fetch {name}"):
+            store = await self.js.object_store(bucket)
+            try:
+                return (await asyncio.wait_for(store.get(name), 60.0)).data
+            except ObjectNotFoundError:
+                return None
 
     async def has_object(self, bucket: str, name: str) -> bool:
         """Whether there is an object of that name."""
-        store = await self.js.object_store(bucket)
-        try:
-            await asyncio.wait_for(store.get_info(name), FETCH_TIMEOUT_S)
-        except ObjectNotFoundError:
-            return False
-        return True
+        with _bus_errors(f"cannot look for {name}"):
+            store = await self.js.object_store(bucket)
+            try:
+                await asyncio.wait_for(store.get_info(name), FETCH_TIMEOUT_S)
+            except ObjectNotFoundError:
+                return False
+            return True
 
     async def list_objects(self, bucket: str) -> list[str]:
         """All names, sorted."""
-        store = await self.js.object_store(bucket)
-        try:
-            return sorted(info.name for info in await asyncio.wait_for(store.list(), 30.0) if not info.deleted)
-        except NotFoundError:
-            return []
+        with _bus_errors(f"cannot list {bucket}"):
+            store = await self.js.object_store(bucket)
+            try:
+                return sorted(info.name for info in await asyncio.wait_for(store.list(), 30.0) if not info.deleted)
+            except NotFoundError:
+                return []
 
     async def delete_object(self, bucket: str, name: str) -> None:
-        store = await self.js.object_store(bucket)
-        await asyncio.wait_for(store.delete(name), 30.0)
+        """Drop an object."""
+        with _bus_errors(f"cannot delete {name}"):
+            store = await self.js.object_store(bucket)
+            await asyncio.wait_for(store.delete(name), 30.0)
+
+
+@contextmanager
+def _bus_errors(what: str) -> Iterator[None]:
+    """Whatever the client or the server refuses, and what is not answered in time, as one error that says what was tried."""
+    try:
+        yield
+    except nats.errors.OutboundBufferLimitError as error:
+        raise BusError(f"{what}: NATS is away and the outbound buffer is full") from error
+    except (nats.errors.Error, TimeoutError) as error:
+        raise BusError(f"{what}: {error or 'no answer'}") from error
+
+
+async def _failed(error: Exception) -> None:
+    """Errors of the connection, which mends itself, and of whoever handles a message, which would be heard of nowhere else."""
+    if isinstance(error, nats.errors.SlowConsumerError):
+        log.warning("messages dropped, they come faster than they are handled", extra={"subject": error.subject})
+    elif isinstance(error, LegatoError):
+        log.warning("a message was not handled: %s", error)
+    elif isinstance(error, nats.errors.Error | OSError):
+        log.debug("NATS connection: %r", error)
+    else:
+        log.error("the handling of a message failed", exc_info=error)
 
 
 Callback = Callable[..., Awaitable[None]]
@@ -244,7 +290,7 @@ Callback = Callable[..., Awaitable[None]]
 async def _connect_when_there(
     client: Client, url: str, name: str, callbacks: tuple[Callback, Callback, Callback], options: dict[str, Any]
 ) -> None:
-    reconnected, disconnected, failed = callbacks
+    reconnected, disconnected, closed = callbacks
     while True:
         try:
             await client.connect(
@@ -257,7 +303,8 @@ async def _connect_when_there(
                 pending_size=OUTBOUND_MAX_BYTES,
                 reconnected_cb=reconnected,
                 disconnected_cb=disconnected,
-                error_cb=failed,
+                closed_cb=closed,
+                error_cb=_failed,
                 allow_reconnect=True,
                 skip_subject_validation=True,  # whoever builds subjects of what users say checks it first (is_subject_token)
                 **options,

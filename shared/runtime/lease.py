@@ -15,8 +15,13 @@ from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError
 from shared.contracts.streams import LEASES_BUCKET
 from shared.core.errors import LegatoError
 from shared.runtime.bus import LEASE_TTL_S, Bus
+from shared.runtime.ids import new_id
 
 log = logging.getLogger(__name__)
+
+RENEW_S = LEASE_TTL_S / 3
+ANSWER_S = LEASE_TTL_S / 4  # an answer that was lost with a connection must not cost the lease
+RETRY_S = 0.2
 
 
 class LeaseLost(LegatoError):
@@ -25,33 +30,43 @@ class LeaseLost(LegatoError):
 
 class _Holder(msgspec.Struct):
     instance: str
+    life: str = ""  # told apart from an earlier or a second process of the same name
 
 
 class Lease:
-    """Use as: `lease = await Lease.acquire(bus, "scheduler.local", instance)`; run `lease.keep()` beside the work; `release` at the end."""
+    """Use as: `lease = await Lease.acquire(bus, "scheduler.local", instance, stop)`; run `keep` from then on; `release` at the end."""
 
     def __init__(self, bus: Bus, key: str, instance: str) -> None:
         self._bus = bus
         self._key = key
-        self._value = msgspec.json.encode(_Holder(instance))
         self._instance = instance
+        self._life = new_id()
+        self._value = msgspec.json.encode(_Holder(instance, self._life))
         self.epoch = 0
         self._revision = 0
 
     @classmethod
     async def acquire(cls, bus: Bus, key: str, instance: str, stop: asyncio.Event) -> "Lease | None":
-        """Wait until the partition is free (or ours already); None when `stop` is set before."""
+        """Wait until the partition is free (or ours already), however long NATS is away; None when `stop` is set before."""
         lease = cls(bus, key, instance)
         waiting = False
-        while not stop.is_set() and not await lease._try():
+        while not stop.is_set() and not await lease._try_patiently():
             if not waiting:
                 log.info("standing by", extra={"partition": key})
                 waiting = True
-            await asyncio.sleep(LEASE_TTL_S / 6)
+            await asyncio.sleep(RENEW_S / 2)
         if not lease.epoch:
             return None
         log.info("driving the partition", extra={"partition": key, "epoch": lease.epoch})
         return lease
+
+    async def _try_patiently(self) -> bool:
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await self._try()
+        except (nats.errors.Error, TimeoutError) as error:
+            log.warning("lease not asked for yet", extra={"partition": self._key, "error": repr(error)})
+            return False
 
     async def _try(self) -> bool:
         bucket = await self._bus.js.key_value(LEASES_BUCKET)
@@ -67,41 +82,44 @@ class Lease:
             self._revision = await bucket.update(self._key, self._value, last=last)
         except KeyWrongLastSequenceError:
             return False
-        self.epoch = self._revision
+        self.epoch = self.epoch or self._revision
         return True
 
     async def keep(self) -> None:
-        """Renew for ever. Raises LeaseLost when another process took over, or when renewal was impossible for the whole lease."""
-        bucket = await self._bus.js.key_value(LEASES_BUCKET)
-        loop = asyncio.get_running_loop()
-        renewed = loop.time()
-        while True:
-            await asyncio.sleep(LEASE_TTL_S / 3)
-            try:
-                self._revision = await bucket.update(self._key, self._value, last=self._revision)
-                renewed = loop.time()
-            except KeyWrongLastSequenceError as error:
-                if not await self._still_ours():
-                    raise LeaseLost(f"{self._key} is driven by another process now") from error
-                renewed = loop.time()
-            except (nats.errors.Error, TimeoutError) as error:
-                log.warning("lease not renewed yet", extra={"partition": self._key, "error": str(error), "age_s": loop.time() - renewed})
+        """Renew for ever. Raises LeaseLost when another process took over.
 
-    async def _still_ours(self) -> bool:
-        """After an outage of the server the key may have expired: ours again if nobody else took it."""
+        While NATS is away nobody else can take over either, so the holder stays: it finds out when NATS is back. What it decides meanwhile
+        is fenced where it is stored: by the journal, by message ids, by the sequence of an output.
+        """
+        loop = asyncio.get_running_loop()
+        renewed, wait_s = loop.time(), RENEW_S
+        while True:
+            await asyncio.sleep(wait_s)
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    ours = await self._renew()
+            except (nats.errors.Error, TimeoutError) as error:
+                log.warning("lease not renewed yet", extra={"partition": self._key, "error": repr(error), "age_s": loop.time() - renewed})
+                wait_s = RETRY_S
+                continue
+            if not ours:
+                raise LeaseLost(f"{self._key} is driven by another process now")
+            renewed, wait_s = loop.time(), RENEW_S
+
+    async def _renew(self) -> bool:
+        """Whether the lease is still ours. After an outage of the server the key may have expired: ours again if nobody else took it."""
         bucket = await self._bus.js.key_value(LEASES_BUCKET)
         try:
-            entry = await bucket.get(self._key)
-        except KeyNotFoundError:
-            return await self._try_again()
-        holder = msgspec.json.decode(entry.value or b"{}", type=_Holder)
-        return holder.instance == self._instance and entry.revision == self._revision
-
-    async def _try_again(self) -> bool:
-        epoch = self.epoch
-        taken = await self._try()
-        self.epoch = epoch
-        return taken
+            self._revision = await bucket.update(self._key, self._value, last=self._revision)
+        except KeyWrongLastSequenceError:
+            try:
+                entry = await bucket.get(self._key)
+            except KeyNotFoundError:
+                return await self._try()
+            if msgspec.json.decode(entry.value or b"{}", type=_Holder).life != self._life:
+                return False
+            self._revision = entry.revision or 0  # our own renewal, whose answer was lost
+        return True
 
     async def release(self) -> None:
         """Let a stand-by take over at once."""

@@ -18,7 +18,7 @@ from shared.core.errors import LegatoError
 from shared.runtime import config as configuration
 from shared.runtime import log as logs
 from shared.runtime.admin import AdminConfig, AdminServer
-from shared.runtime.bus import Bus, BusConfig
+from shared.runtime.bus import Bus, BusConfig, BusError
 from shared.runtime.telemetry import Telemetry, TelemetryConfig
 
 log = logging.getLogger(__name__)
@@ -99,10 +99,24 @@ async def _serve(options: Options, instance: str, run: Run) -> None:
         await bus.ensure_streams()
         await admin.start()
         try:
-            await run(context)
+            await while_connected(bus, run(context))
         finally:
             context.ready.clear()
             await admin.stop()
     finally:
         await bus.close()
         telemetry.close()
+
+
+async def while_connected(bus: Bus, running: Awaitable[None]) -> None:
+    """Run until done. Raises BusError when the connection is closed for good: a process that hears nothing must not look alive."""
+    tasks = [asyncio.ensure_future(running), asyncio.ensure_future(bus.closed.wait())]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if tasks[0] not in done:
+            raise BusError(f"NATS at {bus.config.url} has closed the connection for good; did the credentials expire?")
+        tasks[0].result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -22,6 +22,7 @@ IN_FLIGHT_MAX = 8192
 RESEND_AFTER_S = 2.0
 GIVE_UP_AFTER_S = 120.0  # equals the streams' duplicate window: later, a copy would no longer be noticed
 SWEEP_S = 0.25
+HEADERS_MAX_BYTES = 4_096  # room for them below the server's limit on a message, at which it closes the connection for good
 _WRONG_LAST_SEQUENCE = (10071, 10164)  # nats-server's error codes: another writer was there first
 
 
@@ -31,6 +32,10 @@ class StoreError(LegatoError):
 
 class WrongLastSequence(StoreError):
     """The subject has moved on: somebody else wrote to it since `expect_last` was read."""
+
+
+class TooLarge(StoreError):
+    """The message is over the server's limit (`max_payload`): it can never be stored."""
 
 
 class StreamAbsent(StoreError):
@@ -90,17 +95,23 @@ class Publisher:
                 pending.future.exception()  # whoever waits sees it; nobody else need be warned
         self._pending.clear()
 
+    @property
+    def message_bytes_max(self) -> int:
+        """What one message may hold on this server."""
+        return self._client.max_payload - HEADERS_MAX_BYTES
+
     async def store(
         self, subject: str, data: bytes, *, msg_id: str = "", trace: str = "", expect_last: int | None = None
     ) -> asyncio.Future[Ack]:
         """Send one message; the returned future gives the acknowledgement, or raises StoreError.
 
-        Waits only while `IN_FLIGHT_MAX` messages are unacknowledged. `expect_last` is the stream sequence that must be the subject's
-        last (0: none yet), else the future raises WrongLastSequence.
+        Waits only while `IN_FLIGHT_MAX` messages are unacknowledged, and raises StoreError when that does not change; raises TooLarge.
+        `expect_last` is the stream sequence that must be the subject's last (0: none yet), else the future raises WrongLastSequence.
         """
+        if len(data) > self.message_bytes_max:
+            raise TooLarge(f"message of {len(data)} bytes on {subject} is over the server's limit")
         if len(self._pending) >= IN_FLIGHT_MAX:
-            self._room.clear()
-            await asyncio.wait_for(self._room.wait(), GIVE_UP_AFTER_S)
+            await self._wait_for_room(subject)
         headers: dict[str, str] = {}
         if msg_id:
             headers["Nats-Msg-Id"] = msg_id
@@ -126,30 +137,35 @@ class Publisher:
         for pending in self._pending.values():
             pending.sent = 0.0
 
+    async def _wait_for_room(self, subject: str) -> None:
+        try:
+            async with asyncio.timeout(GIVE_UP_AFTER_S):
+                while len(self._pending) >= IN_FLIGHT_MAX:
+                    self._room.clear()
+                    await self._room.wait()
+        except TimeoutError as error:
+            raise StoreError(f"{IN_FLIGHT_MAX} messages wait for their acknowledgement, none was taken on {subject}") from error
+
     async def _send(self, token: str, pending: _Pending) -> None:
         pending.sent = time.monotonic()
         try:
             await self._client.publish(pending.subject, pending.data, f"{self._prefix}.{token}", pending.headers)
         except nats.errors.OutboundBufferLimitError:
             log.debug("outbound buffer full, will send again", extra={"subject": pending.subject})
-        except nats.errors.MaxPayloadError as error:
-            self._finish(
-                token, StoreError(f"message of {len(pending.data)} bytes on {pending.subject} is over the server's limit: {error}")
-            )
         except nats.errors.Error as error:
             self._finish(token, StoreError(f"cannot publish on {pending.subject}: {error}"))
 
     def _finish(self, token: str, outcome: Ack | StoreError) -> None:
         pending = self._pending.pop(token, None)
-        if pending is None or pending.future.done():
+        if len(self._pending) < IN_FLIGHT_MAX:
+            self._room.set()
+        if pending is None or pending.future.done():  # answered already, or whoever waited has gone
             return
         if isinstance(outcome, Ack):
             pending.future.set_result(outcome)
         else:
             pending.future.set_exception(outcome)
             pending.future.exception()  # marks it as seen: some futures are waited for much later
-        if not self._room.is_set() and len(self._pending) < IN_FLIGHT_MAX:
-            self._room.set()
 
     async def _on_ack(self, msg: Msg) -> None:
         token = msg.subject.rpartition(".")[2]
@@ -175,11 +191,15 @@ class Publisher:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_S)
-            if not self._pending or not self._client.is_connected:
-                continue
-            now = time.monotonic()
-            for token, pending in list(self._pending.items()):
-                if now - pending.first > GIVE_UP_AFTER_S:
-                    self._finish(token, StoreError(f"no acknowledgement on {pending.subject} for {GIVE_UP_AFTER_S:.0f} s"))
-                elif now - pending.sent > RESEND_AFTER_S:
-                    await self._send(token, pending)
+            try:
+                await self._send_again()
+            except Exception:  # without the sweep, whoever waits would wait for ever
+                log.exception("a sweep failed")
+
+    async def _send_again(self) -> None:
+        now = time.monotonic()
+        for token, pending in list(self._pending.items()):
+            if now - pending.first > GIVE_UP_AFTER_S:  # wherever NATS is
+                self._finish(token, StoreError(f"no acknowledgement on {pending.subject} for {GIVE_UP_AFTER_S:.0f} s"))
+            elif self._client.is_connected and now - pending.sent > RESEND_AFTER_S:
+                await self._send(token, pending)

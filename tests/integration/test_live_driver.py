@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -15,12 +16,14 @@ from shared.contracts.journal import DeadLetter, JournalBatch
 from shared.contracts.outcomes import Status
 from shared.contracts.output import End, Output
 from shared.contracts.steps import CancelRequested
-from shared.contracts.streams import DEAD, OUT, STEPS
+from shared.contracts.streams import DEAD, JOURNAL, LEASES_BUCKET, OUT, SNAPSHOTS_BUCKET, STEPS
 from shared.core.machine import ENCODER, Machine
-from shared.drivers.journal import Reader
+from shared.drivers.journal import Reader, Snapshot
 from shared.drivers.live import LiveDriver, Wiring
+from shared.drivers.replay import Replay
 from shared.runtime.bus import Bus, BusConfig
 from shared.runtime.cursor import Source
+from shared.runtime.embedded import EmbeddedNats
 from shared.runtime.lease import LeaseLost
 from shared.runtime.publisher import StoreError
 from shared.runtime.telemetry import Telemetry, TelemetryConfig
@@ -47,6 +50,8 @@ def decide(state: Counted, event: Message, now_ns: int, config: Limit) -> list[M
         return []
     if event.why == "bug":
         raise ZeroDivisionError("planted")
+    if event.why == "large":
+        return [Output(step=event.step, text="x" * 9_000_000)]
     return [Output(step=event.step, text=f"{config.greeting} {state.seen}", end=End(status=Status.SUCCEEDED))]
 
 
@@ -82,7 +87,9 @@ def partition() -> str:
 
 
 @asynccontextmanager
-async def driven(bus: Bus, partition: str, machine: Machine[Counted, Limit] = MACHINE, instance: str = "one") -> AsyncIterator[LiveDriver]:
+async def driven(
+    bus: Bus, partition: str, machine: Machine[Counted, Limit] = MACHINE, instance: str = "one"
+) -> AsyncIterator[LiveDriver[Counted, Limit]]:
     """A running driver; leaving the block is a kill (no drain)."""
     wiring = Wiring(sources=[Source(stream=STEPS.name, subjects=("legato.cancel.*",))])
     driver = LiveDriver(machine, Limit(), bus, wiring, Telemetry("counter", instance, TelemetryConfig()))
@@ -112,7 +119,7 @@ async def answers(bus: Bus, step: str, count: int = 1) -> list[Output]:
     return found
 
 
-async def journalled(driver: LiveDriver) -> None:
+async def journalled(driver: LiveDriver[Counted, Limit]) -> None:
     await asyncio.wait_for(driver._writer.empty.wait(), 15)
 
 
@@ -235,3 +242,104 @@ async def test_a_changed_machine_is_free_to_decide_differently_from_now_on(bus: 
         await send(bus, f"{partition}b")
         [answer] = await answers(bus, f"{partition}b")
     assert answer.text == "LOUD"
+
+
+# --- what is left of a journal -------------------------------------------------------------------------------------------------------
+
+
+async def drained(bus: Bus, partition: str, *steps: str) -> Counted:
+    """A driver that took these steps and left with a snapshot; its state."""
+    stop = asyncio.Event()
+    wiring = Wiring(sources=[Source(stream=STEPS.name, subjects=("legato.cancel.*",))])
+    driver = LiveDriver(MACHINE, Limit(), bus, wiring, Telemetry("counter", "one", TelemetryConfig()))
+    running = asyncio.create_task(driver.run(partition, "one", stop))
+    await asyncio.wait_for(driver.ready.wait(), 15)
+    for step in steps:
+        await send(bus, step)
+        await answers(bus, step)
+    stop.set()
+    await asyncio.wait_for(running, 15)
+    return driver.state
+
+
+async def test_a_snapshot_is_enough_to_go_on_when_the_journal_has_aged_out(bus: Bus, partition: str) -> None:
+    before = await drained(bus, partition, f"{partition}a")
+    await bus.js.purge_stream(JOURNAL.name, subject=subjects.journal("counter", partition))
+    async with driven(bus, partition) as driver:
+        await send(bus, f"{partition}b")
+        await answers(bus, f"{partition}b")
+        await journalled(driver)
+        assert driver.state.seen == before.seen + 1
+
+
+async def test_a_journal_with_a_hole_behind_the_snapshot_leads_to_a_fresh_state_at_its_end(bus: Bus, partition: str) -> None:
+    await drained(bus, partition, f"{partition}a")
+    async with driven(bus, partition) as driver:
+        await send(bus, f"{partition}b")
+        await answers(bus, f"{partition}b")
+        await journalled(driver)
+        lost = driver._writer.seq
+        await send(bus, f"{partition}c")
+        await answers(bus, f"{partition}c")
+        await journalled(driver)
+    await bus.js.purge_stream(JOURNAL.name, subject=subjects.journal("counter", partition), seq=lost + 1)
+    await send(bus, f"{partition}d")
+    async with driven(bus, partition) as driver:
+        assert (await answers(bus, f"{partition}d"))[0].text == "hello 1", "the state starts afresh, behind what was journalled"
+        await journalled(driver)
+    report = await Replay(bus, MACHINE, partition).verify()
+    assert report.differing == 0
+
+
+async def test_where_snapshots_cannot_be_kept_the_work_goes_on(bus: Bus, partition: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared.drivers.journal.SNAPSHOT_EVERY", 1)
+    async with driven(bus, partition):
+        await bus.js.delete_object_store(SNAPSHOTS_BUCKET)
+        try:
+            for name in "abc":
+                await send(bus, f"{partition}{name}")
+                await answers(bus, f"{partition}{name}")
+        finally:
+            await bus.ensure_streams()
+
+
+async def test_the_lease_is_kept_during_a_long_recovery(bus: Bus, partition: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared.runtime.lease.RENEW_S", 0.05)
+    recover = Reader.recover
+
+    async def slowly(reader: Reader[Counted, Limit], config: Limit) -> tuple[Counted, Snapshot]:
+        bucket = await bus.js.key_value(LEASES_BUCKET)
+        first = (await bucket.get(f"counter.{partition}")).revision
+        while (await bucket.get(f"counter.{partition}")).revision == first:  # noqa: ASYNC110  it can only be asked
+            await asyncio.sleep(0.01)
+        return await recover(reader, config)
+
+    monkeypatch.setattr(Reader, "recover", slowly)
+    async with driven(bus, partition) as driver:
+        assert driver.ready.is_set()
+
+
+async def test_a_decision_too_large_for_any_message_is_parked_and_the_next_one_is_served(bus: Bus, partition: str) -> None:
+    async with driven(bus, partition) as driver:
+        await send(bus, f"{partition}a", why="large")
+        await send(bus, f"{partition}b")
+        assert (await answers(bus, f"{partition}b"))[0].text == "hello 1"
+        await journalled(driver)
+    letter = await bus.last(DEAD.name, subjects.dead("counter"))
+    assert letter is not None
+    assert "TooLarge" in msgspec.json.decode(letter.data, type=DeadLetter).error
+
+
+async def test_the_journal_fits_a_server_that_takes_small_messages_only(server_directory: Path, partition: str) -> None:
+    server = EmbeddedNats(server_directory / "nats", max_payload=64 * 1024)
+    await server.start()
+    bus = await Bus.connect(BusConfig(url=server.url), "test")
+    await bus.ensure_streams()
+    for number in range(300):
+        await send(bus, f"{partition}s{number}", why="x" * 1_000)
+    async with driven(bus, partition) as driver:
+        await answers(bus, f"{partition}s299")
+        await journalled(driver)
+        assert driver.state.seen == 300
+    await bus.close()
+    await server.stop()

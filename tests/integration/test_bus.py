@@ -1,0 +1,89 @@
+"""What a connection does at its limits: nothing waits for ever, nothing fails unheard, and who hears nothing any more ends."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from nats.aio.msg import Msg
+
+from shared.runtime import publisher as publishing
+from shared.runtime.bus import Bus, BusConfig, BusError
+from shared.runtime.embedded import EmbeddedNats
+from shared.runtime.lifecycle import while_connected
+from shared.runtime.publisher import StoreError, TooLarge
+
+LIMIT_S = 20.0
+
+
+@pytest.fixture
+async def bus(fresh_nats: EmbeddedNats) -> AsyncIterator[Bus]:
+    bus = await Bus.connect(BusConfig(url=fresh_nats.url), "test")
+    await bus.ensure_streams()
+    yield bus
+    await bus.close()
+
+
+async def test_a_message_whose_headers_take_it_over_the_limit_does_not_end_the_connection(bus: Bus) -> None:
+    with pytest.raises(TooLarge):
+        await bus.store("legato.cancel.large", b"x" * bus.client.max_payload, msg_id="large")
+    largest = await bus.store("legato.submit.large", b"x" * bus.publisher.message_bytes_max, msg_id="y" * 200, trace="z" * 55)
+    assert (await asyncio.wait_for(largest, LIMIT_S)).seq == 1
+    assert not bus.closed.is_set()
+
+
+async def test_a_process_whose_connection_is_closed_for_good_stops(bus: Bus) -> None:
+    running = asyncio.create_task(while_connected(bus, asyncio.sleep(3_600)))
+    bus.client._transport.write(b"PUB too.large 99999999\r\n")  # type: ignore[union-attr]
+    with pytest.raises(BusError, match="closed the connection for good"):
+        await asyncio.wait_for(running, LIMIT_S)
+
+
+async def test_what_a_process_returns_and_raises_passes(bus: Bus) -> None:
+    async def failing() -> None:
+        raise ZeroDivisionError
+
+    await while_connected(bus, asyncio.sleep(0))
+    with pytest.raises(ZeroDivisionError):
+        await while_connected(bus, failing())
+
+
+async def test_whoever_waits_for_an_acknowledgement_waits_for_a_limited_time_while_nats_is_away(
+    bus: Bus, fresh_nats: EmbeddedNats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishing, "GIVE_UP_AFTER_S", 0.5)
+    await fresh_nats.stop(0)
+    future = await bus.store("legato.cancel.a", b"{}")
+    with pytest.raises(StoreError):
+        await asyncio.wait_for(future, LIMIT_S)
+
+
+async def test_whoever_waits_for_room_is_told_when_there_is_none(
+    bus: Bus, fresh_nats: EmbeddedNats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishing, "IN_FLIGHT_MAX", 2)
+    await fresh_nats.stop(0)
+    for _ in range(2):
+        await bus.store("legato.cancel.a", b"{}")
+    monkeypatch.setattr(publishing, "GIVE_UP_AFTER_S", 0.05)
+    with pytest.raises(StoreError):
+        await asyncio.wait_for(bus.store("legato.cancel.a", b"{}"), LIMIT_S)
+
+
+async def test_an_error_in_the_handling_of_a_message_is_logged(bus: Bus, caplog: pytest.LogCaptureFixture) -> None:
+    async def fail(_: Msg) -> None:
+        raise ZeroDivisionError("planted")
+
+    await bus.subscribe("failing", fail)
+    await bus.publish("failing", b"")
+    async with asyncio.timeout(LIMIT_S):
+        while "the handling of a message failed" not in caplog.messages:  # noqa: ASYNC110  a log cannot be awaited
+            await asyncio.sleep(0.01)
+
+
+async def test_streams_are_waited_for_while_jetstream_does_not_answer(fresh_nats: EmbeddedNats) -> None:
+    bus = await Bus.connect(BusConfig(url=fresh_nats.url), "test")
+    await fresh_nats.stop(0)
+    ensuring = asyncio.create_task(bus.ensure_streams())
+    await fresh_nats.start()
+    await asyncio.wait_for(ensuring, LIMIT_S)
+    await bus.close()
