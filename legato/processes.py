@@ -20,7 +20,10 @@ async def ask(bus: Bus, expected: Collection[str] = ()) -> list[ProcessStatus]:
     arrived = asyncio.Event()
 
     async def on_answer(msg: Msg) -> None:
-        answer = msgspec.json.decode(msg.data, type=ProcessStatus)
+        try:
+            answer = msgspec.json.decode(msg.data, type=ProcessStatus)
+        except msgspec.DecodeError:  # the server says that nobody listens, or somebody answers who is none of ours
+            return
         answers[answer.instance] = answer
         arrived.set()
 

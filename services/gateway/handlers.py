@@ -106,7 +106,10 @@ class Handlers:
     async def _answer(self, request: web.Request, exchange: Exchange, *, chat: bool) -> web.StreamResponse:
         accepted = await self._accept(request, exchange, chat=chat)
         if isinstance(accepted, Problem):
-            return refusal(accepted)
+            response = refusal(accepted)
+            if request.content.exception() is not None:  # no other request can follow on this connection: say so
+                response.force_close()
+            return response
         reply, stream = accepted
         return await self._stream(request, exchange, reply) if stream else await self._collect(exchange, reply)
 
