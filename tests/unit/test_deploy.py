@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 from check_jsonschema.builtin_schemas import get_builtin_schema
-from jsonschema import Draft202012Validator, Draft7Validator
+from jsonschema import Draft7Validator, Draft202012Validator
 
 from services.gateway.config import GatewayConfig
 from shared.runtime.admin import AdminConfig
