@@ -10,7 +10,7 @@ import typer
 
 from legato import __version__
 from legato.console import fail
-from shared.core.errors import LegatoError
+from shared.core.errors import LegatoError, leaves
 
 # Each is a function in the module of its name in legato/commands; in the order in which people meet them.
 COMMANDS = ("up", "submit", "status", "models", "timeline", "replay", "dead", "run", "migrate", "demo")
@@ -65,8 +65,3 @@ def main() -> None:
     except* BrokenPipeError:
         sys.stderr.close()  # the reader of a pipe has left; nothing is to be said
         sys.exit(1)
-
-
-def leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    """The errors themselves, however deep task groups have wrapped them."""
-    return [leaf for each in group.exceptions for leaf in (leaves(each) if isinstance(each, BaseExceptionGroup) else [each])]

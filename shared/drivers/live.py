@@ -25,6 +25,7 @@ from shared.contracts.output import Output
 from shared.contracts.steps import Prompt, StepAdmitted, StepClosed, StepDispatched, StepRefused, StepRouted
 from shared.core.errors import LegatoError
 from shared.core.machine import ENCODER, ConfigT, Machine, StateT, stamp, take
+from shared.core.reading import NoMessage, read
 from shared.drivers.journal import Due, Reader, Snapshot, Writer, advance, entry_bytes
 from shared.runtime.bus import Bus, BusError
 from shared.runtime.clock import now_ns
@@ -40,6 +41,7 @@ UNJOURNALLED_MAX = 4096  # inputs decided and not yet journalled: beyond it, no 
 DRAIN_TIMEOUT_S = 10.0
 WAKE_MIN_S = 0.0005  # between two ticks, so that a machine whose wake time stays in the past cannot spin
 DEAD_DATA_MAX = 64 * 1024
+ERROR_CHARS_MAX = 1024
 
 
 class Unreadable(LegatoError):
@@ -156,8 +158,8 @@ class LiveDriver(Generic[StateT, ConfigT]):
 
     async def _on_live(self, msg: Msg) -> None:
         try:
-            event = self._decoder.decode(msg.data)
-        except msgspec.DecodeError as error:
+            event = read(self._decoder, msg.data)
+        except NoMessage as error:
             await self._park(msg.subject, "", msg.data, str(error))
             return
         await self._queue.put(_Arrived("", event, msg.data))
@@ -181,6 +183,12 @@ class LiveDriver(Generic[StateT, ConfigT]):
                 except Unreadable as error:
                     await self._unreadable(record, source, error)
                     continue
+                except (LegatoError, nats.errors.Error, OSError, TimeoutError):
+                    raise
+                except Exception as error:
+                    log.exception("an input could not be prepared")
+                    await self._unreadable(record, source, Unreadable(f"{type(error).__name__}: {error}"))
+                    continue
                 await self._queue.put(_Arrived(source, event, ENCODER.encode(event)))
         finally:
             for task in tasks:
@@ -189,8 +197,8 @@ class LiveDriver(Generic[StateT, ConfigT]):
     async def _arrive(self, record: Record, latest: bool) -> None:
         source = "" if latest else f"{record.stream}:{record.seq}"
         try:
-            event = self._decoder.decode(record.data)
-        except msgspec.DecodeError as error:
+            event = read(self._decoder, record.data)
+        except NoMessage as error:
             await self._unreadable(record, source, Unreadable(str(error)))
             return
         await self._queue.put(_Arrived(source, event, record.data))
@@ -207,7 +215,7 @@ class LiveDriver(Generic[StateT, ConfigT]):
     async def _park(self, subject: str, source: str, data: bytes, error: str) -> None:
         log.warning("input parked", extra={"subject": subject, "error": error})
         self._telemetry.count("dead_letters")
-        text = data[:DEAD_DATA_MAX].decode("utf-8", "replace")
+        text, error = data[:DEAD_DATA_MAX].decode("utf-8", "replace"), error[:ERROR_CHARS_MAX]
         letter = DeadLetter(service=self.machine.name, subject=subject, source=source, error=error, data=text, time_ns=now_ns())
         await (await self._bus.store(subjects.dead(self.machine.name), ENCODER.encode(letter)))
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 import uvloop
 
-from shared.core.errors import LegatoError
+from shared.core.errors import LegatoError, leaves
 from shared.runtime import config as configuration
 from shared.runtime import log as logs
 from shared.runtime.admin import AdminConfig, AdminServer
@@ -70,7 +70,7 @@ def main(options: Options, run: Run) -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(options, instance, run))
     except* LegatoError as group:
-        for error in group.exceptions:
+        for error in leaves(group):
             log.error("stopped: %s", error)
         failed = True
     return int(failed)
