@@ -2,16 +2,19 @@
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 from tokenizers import Tokenizer
 
 from services.worker import captured
-from services.worker.engines.base import Engine, EngineError, EngineRequest
+from services.worker.captured import Captured, CapturedError
+from services.worker.engines.base import Engine, EngineChunk, EngineError, EngineRequest
 from services.worker.output import OutputProcessor
-from services.worker.writer import OutputWriter
+from services.worker.writer import Fenced, OutputWriter
 from shared.contracts import subjects
 from shared.contracts.fleet import ModelCard
 from shared.contracts.outcomes import FinishReason, Problem, Reason, Status, Usage
@@ -19,13 +22,21 @@ from shared.contracts.output import End
 from shared.contracts.steps import AttemptEnded, StepDispatched
 from shared.contracts.streams import PROMPTS
 from shared.core.errors import LegatoError
-from shared.runtime.bus import Bus
+from shared.runtime.bus import Bus, BusError
 from shared.runtime.clock import now_ns
 
 log = logging.getLogger(__name__)
 
 # A revocation for one of these ends the step for its reader as well; for any other reason the attempt is merely void.
 REVOKED_ENDS = {Reason.CANCELLED: Status.CANCELLED, Reason.DEADLINE_PASSED: Status.EXPIRED}
+
+
+PROMPT_DUE_NS = 30_000_000_000  # from a step's acceptance until its prompt must be stored
+FETCH_PATIENCE_NS = 60_000_000_000  # while NATS does not answer
+FETCH_AGAIN_S = 0.1
+PIECE_TOKENS_MAX = 256  # with 20 alternatives each still below 1 MiB
+
+Fetched = TypeVar("Fetched")
 
 
 class _PromptTokens(msgspec.Struct):
@@ -69,7 +80,12 @@ class Attempt:
             return await self._run()
         except EngineError as error:
             return self._failed(error.reason, str(error), retryable=error.retryable)
-        except LegatoError as error:  # fenced, or the bus stayed away
+        except Fenced as error:  # whoever wrote instead goes on with the step, or has ended it
+            log.info("attempt is void", extra={"step": self.dispatch.step, "attempt": self.dispatch.attempt, "error": str(error)})
+            return None
+        except CapturedError as error:
+            return self._failed(Reason.INTERNAL, str(error), retryable=False)
+        except LegatoError as error:  # the bus stayed away
             log.warning("attempt broken off", extra={"step": self.dispatch.step, "attempt": self.dispatch.attempt, "error": str(error)})
             return self._failed(Reason.INTERNAL, str(error), retryable=True)
 
@@ -88,16 +104,16 @@ class Attempt:
 
     async def _run(self) -> AttemptEnded | None:
         dispatch = self.dispatch
-        record = await self._bus.last(PROMPTS.name, subjects.prompt(dispatch.step))
-        if record is None:
+        prompt = await self._patiently(self._prompt)
+        if prompt is None:
             return self._failed(Reason.PROMPT_LOST, "the prompt is no longer stored; submit the step again", retryable=False)
-        before = await captured.read(self._bus, dispatch.step) if dispatch.attempt > 1 else captured.Captured()
+        before = await self._patiently(lambda: captured.read(self._bus, dispatch.step)) if dispatch.attempt > 1 else Captured()
         if before.attempt > dispatch.attempt:
             return None
         request = EngineRequest(
             step=dispatch.step,
             attempt=dispatch.attempt,
-            tokens=_PROMPT.decode(record.data).tokens,
+            tokens=prompt,
             resumed=before.tokens,
             sampling=dispatch.job.sampling,
             max_tokens=dispatch.job.max_tokens,
@@ -111,6 +127,30 @@ class Attempt:
         writer = OutputWriter(self._bus, dispatch, before, self._served.output_gap_s)
         await _together(writer.run(), self._generate(request, processor, writer))
         return self._report(writer.end, processor)
+
+    async def _prompt(self) -> list[int] | None:
+        """The prompt's tokens, None when they are lost. They may be stored a little after the admission, when its sender had to repeat."""
+        while True:
+            record = await self._bus.last(PROMPTS.name, subjects.prompt(self.dispatch.step))
+            if record is not None:
+                return _PROMPT.decode(record.data).tokens
+            if now_ns() > self.dispatch.job.accepted_ns + PROMPT_DUE_NS:
+                return None
+            if self._stopped:
+                return []
+            await asyncio.sleep(FETCH_AGAIN_S)
+
+    async def _patiently(self, fetch: Callable[[], Awaitable[Fetched]]) -> Fetched:
+        """While NATS is away an attempt that needs it waits: failing would only use up the step's attempts. Raises BusError in the end."""
+        end_ns = now_ns() + FETCH_PATIENCE_NS
+        while True:
+            try:
+                return await fetch()
+            except BusError as error:
+                if self._stopped or now_ns() > end_ns:
+                    raise
+                log.info("not fetched yet", extra={"step": self.dispatch.step, "error": str(error)})
+                await asyncio.sleep(FETCH_AGAIN_S)
 
     async def _generate(self, request: EngineRequest, processor: OutputProcessor, writer: OutputWriter) -> None:
         """Engine to writer, until the output ends or the attempt is stopped."""
@@ -127,12 +167,13 @@ class Attempt:
                 if not self._first_ns:
                     self._first_ns = now_ns()
                     self._cached_tokens = chunk.cached_tokens
-                piece = processor.push(chunk.tokens, chunk.logprobs, chunk.finish)
-                self.output_tokens = processor.offset
-                if piece.tokens or piece.text:
-                    await writer.add(piece)
-                if piece.finish is not None:
-                    return  # closing the iterator aborts what the engine may still do
+                for part in _parts(chunk):
+                    piece = processor.push(part.tokens, part.logprobs, part.finish)
+                    self.output_tokens = processor.offset
+                    if piece.tokens or piece.text:
+                        await writer.add(piece)
+                    if piece.finish is not None:
+                        return  # closing the iterator aborts what the engine may still do
 
     @property
     def _stopped(self) -> bool:
@@ -189,6 +230,17 @@ class Attempt:
             ttft_ms=(self._first_ns - asked) / 1e6 if self._first_ns else 0.0,
             total_ms=(now - self._started_ns) / 1e6,
         )
+
+
+def _parts(chunk: EngineChunk) -> Iterator[EngineChunk]:
+    """A chunk in pieces that each fit a message."""
+    tokens, logprobs = chunk.tokens, chunk.logprobs
+    if len(tokens) <= PIECE_TOKENS_MAX:
+        yield chunk
+        return
+    for start in range(0, len(tokens), PIECE_TOKENS_MAX):
+        end = start + PIECE_TOKENS_MAX
+        yield EngineChunk(tokens=tokens[start:end], logprobs=logprobs[start:end], finish=chunk.finish if end >= len(tokens) else None)
 
 
 async def _together(*coroutines: object) -> None:

@@ -15,9 +15,13 @@ from shared.contracts.ids import StepId
 from shared.contracts.streams import MODELS_BUCKET
 from shared.core.errors import LegatoError
 from shared.core.machine import ENCODER
+from shared.runtime.bus import BusError
 from shared.runtime.clock import now_ns
 
 log = logging.getLogger(__name__)
+
+GOOD_BYE_S = 5.0
+PUBLISH_AGAIN_S = 1.0
 
 _IDLE = EngineLoad(blocks_used=0, slots_used=0, waiting=0)
 
@@ -42,21 +46,37 @@ class Presence:
         self.served = None
         card, capacity, files = await self._engine.load()
         for name, content in files.items():
-            if not await self._bus.has_object(MODELS_BUCKET, name):
-                await self._bus.put_object(MODELS_BUCKET, name, content)
+            await self._publish(name, content)
         tokenizer = Tokenizer.from_buffer(files[card.tokenizer])
-        self.epoch = max(now_ns() // 1_000_000, self.epoch + 1)
         self._capacity = capacity
         self.served = Served(engine=self._engine, card=card, tokenizer=tokenizer, output_gap_s=self._config.output_gap_ms / 1e3)
 
+    async def _publish(self, name: str, content: bytes) -> None:
+        """However long NATS is away: the engine is loaded, and must not be for that reason once more."""
+        while True:
+            try:
+                if not await self._bus.has_object(MODELS_BUCKET, name):
+                    await self._bus.put_object(MODELS_BUCKET, name, content)
+            except BusError as error:
+                log.warning("the model's files are not published yet", extra={"file": name, "error": str(error)})
+                await asyncio.sleep(PUBLISH_AGAIN_S)
+            else:
+                return
+
     async def enter(self, state: WorkerState) -> None:
-        """Change state and tell the fleet at once."""
+        """Change state and tell the fleet at once. With LOADING a new epoch begins: what this worker had before is lost, and the fleet
+        knows it from the first heartbeat on."""
         if self.state is WorkerState.DRAINING:
             return
         self.state = state
+        if state is WorkerState.LOADING:
+            self.epoch, self._relay.seq = max(now_ns() // 1_000_000, self.epoch + 1), 0
         log.info("worker is %s", state)
-        await self._register()
-        await self._beat()
+        try:
+            await self._register()
+            await self._beat()
+        except LegatoError as error:  # the next heartbeat says it again
+            log.warning("state not told", extra={"state": state, "error": str(error)})
 
     async def run(self) -> None:
         """Beat for ever; register again at intervals, for listeners that came late."""
@@ -75,7 +95,11 @@ class Presence:
     async def good_bye(self) -> None:
         """The drain is complete."""
         gone = WorkerGone(worker=self._worker, cell=self._config.cell, epoch=self.epoch, time_ns=now_ns())
-        await (await self._bus.store(subjects.worker(self._worker), ENCODER.encode(gone)))
+        try:
+            async with asyncio.timeout(GOOD_BYE_S):
+                await (await self._bus.store(subjects.worker(self._worker), ENCODER.encode(gone)))
+        except (LegatoError, TimeoutError) as error:  # then the fleet learns it from the silence
+            log.warning("left without good-bye", extra={"error": repr(error)})
 
     async def _register(self) -> None:
         if self.served is None:

@@ -10,7 +10,7 @@ from shared.contracts.ids import CellId, WorkerId
 from shared.contracts.kv import KvChanged, KvSnapshot
 from shared.core.errors import LegatoError
 from shared.core.machine import ENCODER
-from shared.runtime.bus import Bus
+from shared.runtime.bus import Bus, BusError
 from shared.runtime.clock import now_ns
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,10 @@ class KvRelay:
         async for batch in self.engine.kv_events():
             self.seq = batch.seq
             changed = KvChanged(time_ns=now_ns(), worker=self.worker, cell=self._cell, epoch=epoch, seq=batch.seq, events=batch.events)
-            await self.bus.publish(subjects.kv(self.worker), ENCODER.encode(changed))
+            try:
+                await self.bus.publish(subjects.kv(self.worker), ENCODER.encode(changed))
+            except BusError as error:  # the registry sees the gap in the numbers, and asks for a snapshot
+                log.warning("cache change not told", extra={"seq": batch.seq, "error": str(error)})
 
     async def on_resync(self, _: Msg) -> None:
         """The registry has missed something."""

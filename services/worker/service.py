@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+from collections.abc import Coroutine
+from typing import Any
 
 import msgspec
 from nats.aio.msg import Msg
@@ -22,6 +24,7 @@ from shared.core.reading import NoMessage, read
 from shared.runtime.bus import Bus
 from shared.runtime.clock import now_ns
 from shared.runtime.lifecycle import Context
+from shared.runtime.publisher import StoreError
 
 log = logging.getLogger(__name__)
 
@@ -52,19 +55,20 @@ class Worker:
         self._relay = KvRelay(self._bus, self._id, config.cell, self._engine)
         self._presence = Presence(self._relay, config, self._attempts)
         self._idle = asyncio.Event()
+        self._running: set[asyncio.Task[None]] = set()  # attempts, and reports that are not stored yet
         self._tasks: asyncio.TaskGroup
 
     async def run(self) -> None:
-        await self._bus.subscribe(subjects.dispatched_to(self._id), self._on_dispatch)
-        await self._bus.subscribe(subjects.revoked_from(self._id), self._on_revoke)
-        await self._bus.subscribe(subjects.kv_resync(self._id), self._relay.on_resync)
         async with asyncio.TaskGroup() as self._tasks:
+            await self._bus.subscribe(subjects.dispatched_to(self._id), self._on_dispatch)
+            await self._bus.subscribe(subjects.revoked_from(self._id), self._on_revoke)
+            await self._bus.subscribe(subjects.kv_resync(self._id), self._relay.on_resync)
             serving = self._tasks.create_task(self._serve())
             beating = self._tasks.create_task(self._presence.run())
             await self._context.stop.wait()
             await self._drain()
-            serving.cancel()
-            beating.cancel()
+            for task in (serving, beating, *self._running):
+                task.cancel()
         await self._presence.good_bye()
 
     async def _serve(self) -> None:
@@ -110,13 +114,19 @@ class Worker:
         if known is not None:
             if known.dispatch.attempt >= dispatch.attempt:
                 return
-            await known.revoke(Reason.INTERNAL)
+            self._start(known.revoke(Reason.SUPERSEDED))
         served = self._presence.served
         if served is None or self._presence.state is not WorkerState.READY or len(self._attempts) >= self._config.attempts_max:
-            self._tasks.create_task(self._report(refused(dispatch, self._presence.state)))
+            self._start(self._report(refused(dispatch, self._presence.state)))
             return
         attempt = self._attempts[dispatch.step] = Attempt(self._bus, served, dispatch)
-        self._tasks.create_task(self._run(attempt))
+        self._start(self._run(attempt))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Beside all else: a message must not wait until the one before is dealt with."""
+        task = self._tasks.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
 
     async def _run(self, attempt: Attempt) -> None:
         dispatch = attempt.dispatch
@@ -137,9 +147,15 @@ class Worker:
         self._context.telemetry.span("worker.attempt", dispatch, started, worker=self._id, attempt=dispatch.attempt)
 
     async def _report(self, report: AttemptEnded) -> None:
+        """One that cannot be stored is missed by the scheduler, which does not see the attempt in the heartbeats and gives the step to
+        another; that one finds in the output what this one said."""
         msg_id = MessageId(f"{report.step}.ended.{report.attempt}")
         data = ENCODER.encode(msgspec.structs.replace(report, id=msg_id, time_ns=now_ns()))
-        await (await self._bus.store(subjects.step_event(report.step, f"ended.{report.cell}"), data, msg_id=msg_id, trace=report.trace))
+        subject = subjects.step_event(report.step, f"ended.{report.cell}")
+        try:
+            await (await self._bus.store(subject, data, msg_id=msg_id, trace=report.trace))
+        except StoreError as error:
+            log.error("attempt not reported: %s", error, extra={"step": report.step, "attempt": report.attempt})
 
     async def _on_revoke(self, msg: Msg) -> None:
         try:
@@ -149,7 +165,7 @@ class Worker:
             return
         attempt = self._attempts.get(revoked.step)
         if attempt is not None and attempt.dispatch.attempt == revoked.attempt:
-            await attempt.revoke(revoked.reason)
+            self._start(attempt.revoke(revoked.reason))
 
     async def _drain(self) -> None:
         """Take nothing new, let running attempts finish, hand back what is left, stop the engine."""
@@ -159,6 +175,8 @@ class Worker:
                 await attempt.hand_back()
             await self._all_done(HAND_BACK_TIMEOUT_S)
         await self._engine.drain(self._config.drain_timeout_s)
+        if self._running:
+            await asyncio.wait(self._running, timeout=HAND_BACK_TIMEOUT_S)
 
     async def _all_done(self, timeout_s: float) -> bool:
         """Whether no attempt was left within the time."""

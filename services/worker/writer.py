@@ -1,27 +1,33 @@
-"""Writes one attempt's output to `legato.out.<step>`: one message in flight, the tokens that come meanwhile go together in the next.
+"""Writes one attempt's output to `legato.out.<step>`: one message in flight, the tokens that come meanwhile go together in the next, as far
+as a message of JetStream takes them.
 
 Messages of one attempt keep a small distance in time (`worker.output_gap_ms`), the first and the last excepted: no reader sees more than a
 hundred a second apart, and a fast engine does not cost the bus a message per token.
 
 Each message is stored with the expectation that the subject's last message is the one that this attempt knows. An attempt that was
-replaced without noticing it (a paused process, a broken network) is refused by JetStream: it is fenced.
+replaced without noticing it (a paused process, a broken network) is refused by JetStream: it is fenced. Message ids are the writer's own:
+two workers that were given the same attempt must not pass for one, whose messages JetStream would take from either.
 """
 
 import asyncio
+from collections import deque
 
 from services.worker.captured import Captured
 from services.worker.output import Piece
 from shared.contracts import subjects
 from shared.contracts.ids import MessageId
-from shared.contracts.output import End, Output, TokenLogprob
+from shared.contracts.output import End, Output
 from shared.contracts.steps import StepDispatched
 from shared.core.errors import LegatoError
 from shared.core.machine import ENCODER
 from shared.runtime.bus import Bus
 from shared.runtime.clock import now_ns
+from shared.runtime.ids import new_id
 from shared.runtime.publisher import WrongLastSequence
 
-PENDING_TOKENS_MAX = 65_536  # not yet stored; an engine that is faster waits
+PENDING_MAX = 65_536  # not yet stored, by `weight`; an engine that is faster waits
+MESSAGE_MAX = 4_096  # of one message, by `weight`: below 1 MiB, which is what nats-server takes where nobody has raised it
+LOGPROBS_WEIGHT = 16  # of a token with its alternatives, which takes up to 3 KB
 
 
 class Fenced(LegatoError):
@@ -40,9 +46,9 @@ class OutputWriter:
         self._last_seq = before.last_seq
         self._gap_s = gap_s
         self._count = 0
-        self._tokens: list[int] = []
-        self._text: list[str] = []
-        self._logprobs: list[TokenLogprob] = []
+        self._life = new_id()
+        self._pieces: deque[Piece] = deque()
+        self._weight = 0  # of the pieces
         self._finished = False
         self._wake = asyncio.Event()
         self._due = asyncio.Event()
@@ -50,12 +56,11 @@ class OutputWriter:
 
     async def add(self, piece: Piece) -> None:
         """Take output; waits only while too much is not yet stored."""
-        while len(self._tokens) >= PENDING_TOKENS_MAX:
+        while self._weight >= PENDING_MAX:
             self._room.clear()
             await self._room.wait()
-        self._tokens += piece.tokens
-        self._text.append(piece.text)
-        self._logprobs += piece.logprobs
+        self._pieces.append(piece)
+        self._weight += weight(piece)
         self._wake.set()
 
     def finish(self, end: End | None) -> None:
@@ -71,7 +76,9 @@ class OutputWriter:
             await self._wake.wait()
             self._wake.clear()
             last = self._finished
-            if self._tokens or self._text or (last and self.end is not None):
+            while self._weight > MESSAGE_MAX:
+                await self._store(self._take(None))
+            if self._pieces or (last and self.end is not None):
                 await self._store(self._take(self.end if last else None))
             if last:
                 return
@@ -86,22 +93,28 @@ class OutputWriter:
             timer.cancel()
 
     def _take(self, end: End | None) -> Output:
+        """The next message: whole pieces, at least one if there is any, because a text belongs to its tokens."""
+        pieces: list[Piece] = []
+        room = MESSAGE_MAX
+        while self._pieces and (not pieces or weight(self._pieces[0]) <= room):
+            pieces.append(self._pieces.popleft())
+            room -= weight(pieces[-1])
+        self._weight += room - MESSAGE_MAX
+        self._room.set()
         dispatch = self._dispatch
         message = Output(
-            id=MessageId(f"{dispatch.step}.out.{dispatch.attempt}.{self._count}"),
+            id=MessageId(f"{dispatch.step}.out.{dispatch.attempt}.{self._life}.{self._count}"),
             step=dispatch.step,
             time_ns=now_ns(),
             attempt=dispatch.attempt,
             offset=self._offset,
-            tokens=self._tokens,
-            text="".join(self._text),
-            logprobs=self._logprobs,
+            tokens=[token for piece in pieces for token in piece.tokens],
+            text="".join(piece.text for piece in pieces),
+            logprobs=[logprob for piece in pieces for logprob in piece.logprobs],
             end=end,
         )
         self._count += 1
-        self._offset += len(self._tokens)
-        self._tokens, self._text, self._logprobs = [], [], []
-        self._room.set()
+        self._offset += len(message.tokens)
         return message
 
     async def _store(self, message: Output) -> None:
@@ -110,3 +123,8 @@ class OutputWriter:
             self._last_seq = (await stored).seq
         except WrongLastSequence as error:
             raise Fenced(f"attempt {self._dispatch.attempt} of {self._dispatch.step} is void: {error}") from error
+
+
+def weight(piece: Piece) -> int:
+    """Of a piece, in tokens without log-probabilities; at least 1."""
+    return 1 + len(piece.tokens) + LOGPROBS_WEIGHT * len(piece.logprobs)

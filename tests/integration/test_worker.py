@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import msgspec
 import pytest
+from nats.aio.msg import Msg
 
 from services.worker import captured
 from services.worker.config import WorkerConfig
@@ -19,11 +20,13 @@ from shared.contracts.kv import KvChanged, KvSnapshot
 from shared.contracts.outcomes import FinishReason, Reason, Status
 from shared.contracts.output import Output
 from shared.contracts.steps import AttemptEnded, Job, Prompt, Sampling, StepDispatched, StepRevoked
-from shared.contracts.streams import FLEET, OUT, STEPS
+from shared.contracts.streams import FLEET, OUT, PROMPTS, STEPS
 from shared.core.blocks import block_hashes
 from shared.core.machine import ENCODER
 from shared.runtime.bus import Bus, BusConfig
+from shared.runtime.clock import now_ns
 from shared.runtime.cursor import Source
+from shared.runtime.embedded import EmbeddedNats
 from shared.runtime.ids import new_id
 from shared.runtime.lifecycle import Context, Options
 from shared.runtime.telemetry import Telemetry, TelemetryConfig
@@ -48,14 +51,20 @@ class Rig:
         self.worker = worker
         self.stop = asyncio.Event()
 
-    async def prompt(self, tokens: list[int]) -> StepId:
-        step = StepId(new_id())
+    async def prompt(self, tokens: list[int], step: StepId | None = None) -> StepId:
+        step = step or StepId(new_id())
         prompt = Prompt(step=step, model=ModelName("sim-small"), tokens=tokens, block_tokens=16, blocks=block_hashes(tokens, 16))
         await (await self.bus.store(subjects.prompt(step), ENCODER.encode(prompt)))
         return step
 
-    async def dispatch(self, step: StepId, attempt: int = 1, max_tokens: int = 40, **sampling: object) -> None:
-        job = Job(model=ModelName("sim-small"), prompt_tokens=0, max_tokens=max_tokens, sampling=msgspec.convert(sampling, Sampling))
+    async def dispatch(self, step: StepId, attempt: int = 1, max_tokens: int = 40, accepted_ns: int = 0, **sampling: object) -> None:
+        job = Job(
+            model=ModelName("sim-small"),
+            prompt_tokens=0,
+            max_tokens=max_tokens,
+            sampling=msgspec.convert(sampling, Sampling),
+            accepted_ns=accepted_ns,
+        )
         message = StepDispatched(step=step, job=job, cell=CellId("local"), worker=self.worker, attempt=attempt)
         await (await self.bus.store(subjects.step_event(step, f"dispatched.{self.worker}"), ENCODER.encode(message)))
 
@@ -137,16 +146,105 @@ async def test_the_next_attempt_goes_on_behind_what_the_reader_has(bus: Bus) -> 
     assert report.usage.output_tokens == 40
 
 
-async def test_an_attempt_that_was_overtaken_cannot_write(bus: Bus) -> None:
+async def test_an_attempt_that_was_overtaken_cannot_write_and_is_void(bus: Bus) -> None:
     async with working(bus) as rig:
         step = await rig.prompt(list(b"Who plays first?"))
         later = Output(step=step, attempt=2, offset=0, tokens=[1, 2, 3], text="abc")
         await (await bus.store(subjects.out(step), ENCODER.encode(later)))
         await rig.dispatch(step, attempt=1)
+        await listed(rig, step, False)
+        assert await rig.outputs(step) == [later]
+    assert await bus.last(STEPS.name, subjects.step_event(step, "ended.local")) is None
+
+
+async def listed(rig: Rig, step: StepId, wanted: bool) -> None:
+    """Until the worker's heartbeats list the step, or no longer do."""
+    async with asyncio.timeout(LIMIT_S):
+        while (step in [each.step for each in (await beat_of(rig)).running]) is not wanted:
+            pass
+
+
+async def test_two_workers_with_the_same_attempt_do_not_pass_for_one(bus: Bus) -> None:
+    """As after a crash of the scheduler, whose second decision reaches a worker although the stream keeps the first."""
+    prompt = list(b"Who plays the first violin?")
+    async with working(bus, "simulated.law=8b-h100") as one, working(bus, "simulated.law=8b-h100", "worker.output_gap_ms=35") as two:
+        step = await one.prompt(prompt)
+        await asyncio.gather(one.dispatch(step, max_tokens=150), two.dispatch(step, max_tokens=150))
+        report = await one.ended(step)
+        outputs = await one.outputs(step)
+        await listed(one, step, False)
+        await listed(two, step, False)
+    assert report.tokens == [token for output in outputs for token in output.tokens] == expected(prompt, 150)
+    assert [output.offset for output in outputs] == [sum(len(o.tokens) for o in outputs[:index]) for index in range(len(outputs))]
+    reports = [r async for r in bus.history(STEPS.name, subjects.step_event(step, "ended.local"))]
+    assert len(reports) == 1
+
+
+async def test_long_outputs_with_many_logprobs_fit_the_bus(bus: Bus) -> None:
+    prompt = list(b"Play the whole cycle.")
+    async with working(bus, "simulated.law=instant") as rig:
+        step = await rig.prompt(prompt)
+        await rig.dispatch(step, max_tokens=3_000, logprobs=20)
         report = await rig.ended(step)
-        outputs = await rig.outputs(step)
-    assert outputs == [later]
-    assert report.status is Status.FAILED
+        records = [record async for record in bus.history(OUT.name, subjects.out(step))]
+    outputs = [msgspec.json.decode(record.data, type=Output) for record in records]
+    assert report.status is Status.SUCCEEDED
+    assert report.tokens == [token for output in outputs for token in output.tokens] == expected(prompt, 3_000)
+    assert [len(output.logprobs) for output in outputs] == [len(output.tokens) for output in outputs]
+    assert report.text == "".join(output.text for output in outputs)
+    assert max(len(record.data) for record in records) < 2**20
+
+
+async def test_a_prompt_that_is_stored_after_the_dispatch_is_waited_for(bus: Bus) -> None:
+    prompt = list(b"Late, but not lost.")
+    async with working(bus) as rig:
+        step = StepId(new_id())
+        await rig.dispatch(step, accepted_ns=now_ns())
+        await listed(rig, step, True)
+        await rig.prompt(prompt, step)
+        report = await rig.ended(step)
+    assert (report.status, report.tokens) == (Status.SUCCEEDED, expected(prompt, 40))
+
+
+async def test_an_attempt_that_starts_while_nats_is_away_waits_for_it(fresh_nats: EmbeddedNats) -> None:
+    prompt = list(b"Da capo.")
+    bus = await Bus.connect(BusConfig(url=fresh_nats.url), "test")
+    await bus.ensure_streams()
+    async with working(bus) as rig:
+        step = await rig.prompt(prompt)
+        await bus.js.delete_stream(PROMPTS.name)
+        await rig.dispatch(step, accepted_ns=now_ns())
+        await listed(rig, step, True)
+        await bus.ensure_streams()
+        await rig.prompt(prompt, step)
+        report = await rig.ended(step)
+    await bus.close()
+    assert (report.status, report.tokens) == (Status.SUCCEEDED, expected(prompt, 40))
+
+
+async def test_an_output_that_lost_its_beginning_is_not_gone_on_from(bus: Bus) -> None:
+    async with working(bus) as rig:
+        step = await rig.prompt(list(b"The first page is missing."))
+        rest = Output(step=step, attempt=1, offset=7, tokens=[1, 2, 3], text="abc")
+        await (await bus.store(subjects.out(step), ENCODER.encode(rest)))
+        await rig.dispatch(step, attempt=2)
+        report = await rig.ended(step)
+    assert (report.status, report.retryable) == (Status.FAILED, False)
+
+
+async def test_a_worker_that_loads_says_that_what_it_had_is_lost(bus: Bus) -> None:
+    beats: list[WorkerBeat] = []
+
+    async def take(msg: Msg) -> None:
+        beats.append(msgspec.json.decode(msg.data, type=WorkerBeat))
+
+    subscription = await bus.subscribe(subjects.BEATS, take)
+    async with working(bus, "simulated.load_s=0.3") as rig:
+        ready = await first(bus, FLEET.name, subjects.worker(rig.worker), WorkerRegistered)
+    await subscription.unsubscribe()
+    loading = next(beat for beat in beats if beat.worker == rig.worker)
+    assert loading.state is WorkerState.LOADING
+    assert loading.epoch == ready.epoch > 0
 
 
 async def test_a_step_whose_end_is_stored_is_reported_and_not_generated_again(bus: Bus) -> None:
