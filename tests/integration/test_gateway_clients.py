@@ -123,7 +123,7 @@ def worker(model: str, state: WorkerState, *, age_s: int = 0) -> WorkerRegistere
     card = ModelCard(name=ModelName(model), tokenizer="t", vocab_size=9, context_tokens=9, block_tokens=4)
     return WorkerRegistered(
         time_ns=now_ns() - age_s * 10**9,
-        worker=WorkerId(f"worker-{model}"),
+        worker=WorkerId(f"worker-{model}".replace("/", "-")),
         cell=CellId("local"),
         pool="default",
         epoch=1,
@@ -141,7 +141,7 @@ async def test_models_are_those_of_ready_workers(place: Place) -> None:
     messages: list[WorkerRegistered | WorkerGone] = [*cards, WorkerGone(worker=cards[2].worker, cell=CellId("local"), epoch=1)]
     messages.append(worker("last", WorkerState.READY))
     for message in messages:
-        subject = subjects.worker(WorkerId(message.worker.replace("/", "-")))
+        subject = subjects.worker(message.worker)
         await (await bus.store(subject, msgspec.json.encode(message)))
     async with asyncio.timeout(LIMIT_S):
         listed: list[str] = []
