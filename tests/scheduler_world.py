@@ -129,8 +129,16 @@ def cancel(step: str) -> CancelRequested:
     return CancelRequested(step=StepId(step))
 
 
-def ended(step: str, attempt: int, worker: str, status: Status = Status.SUCCEEDED, *, retryable: bool = False) -> AttemptEnded:
-    problem = Problem(reason=Reason.ENGINE_REJECTED, message="the engine refused") if status is Status.FAILED else None
+def ended(
+    step: str,
+    attempt: int,
+    worker: str,
+    status: Status = Status.SUCCEEDED,
+    *,
+    retryable: bool = False,
+    reason: Reason = Reason.ENGINE_REJECTED,
+) -> AttemptEnded:
+    problem = Problem(reason=reason, message="the engine refused") if status is Status.FAILED else None
     return AttemptEnded(
         step=StepId(step), cell=CELL, worker=WorkerId(worker), attempt=attempt, status=status, problem=problem, retryable=retryable
     )

@@ -5,13 +5,14 @@ import msgspec
 from shared.contracts.envelope import Message
 from shared.contracts.fleet import QueueReported
 from shared.contracts.ids import CellId, ModelName, StepId, WorkerId
-from shared.contracts.outcomes import Status
+from shared.contracts.outcomes import Reason, Status
 from shared.contracts.steps import AttemptEnded, StepAdmitted, StepClosed, StepRouted
 from shared.core import breaker, catalogue
 from shared.core.breaker import Breaker
 from shared.core.catalogue import Catalogue
 
 SWEEP_NS = 5_000_000_000
+REFUSALS = (Reason.NO_CAPACITY, Reason.QUEUE_FULL)  # a worker that loads, drains or is full has not failed; others may take the step
 
 
 class Route(msgspec.Struct, kw_only=True):
@@ -70,7 +71,7 @@ def _ended(state: State, event: AttemptEnded, now_ns: int) -> None:
         return
     if event.status is Status.SUCCEEDED:
         breaker.succeeded(route(state, model, event.cell).breaker)
-    elif event.status is Status.FAILED and event.retryable:
+    elif event.status is Status.FAILED and event.retryable and (event.problem is None or event.problem.reason not in REFUSALS):
         breaker.failed(_kept(state, model, event.cell).breaker, now_ns)
 
 

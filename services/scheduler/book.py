@@ -61,7 +61,7 @@ class Worker(msgspec.Struct, kw_only=True, omit_defaults=True):
     capacity: Capacity
     block_tokens: int
     state: WorkerState = WorkerState.LOADING
-    beaten: bool = False  # a heartbeat of this epoch was heard
+    beaten: bool = False  # a heartbeat of this epoch was heard, since it last refused an attempt
     placed: dict[StepId, int] = {}  # attempt by step
     reserved_blocks: int = 0
     prefill_tokens: int = 0

@@ -9,6 +9,7 @@ Rules:
 - An attempt is lost when its worker is silent for `lease_ms`, does not list it in its beats for `dispatch_grace_ms`, starts anew or says
   good-bye; it is void then, and the step goes back to its place in the queue, up to `attempts_max`. Silence is counted only while anything
   is heard at all: the scheduler's own silence is not the worker's.
+- A worker that refused an attempt because it takes none now gets no other until its next heartbeat says what it is.
 - An attempt that failed is repeated elsewhere if that may help, else the step ends. One that ended otherwise ends the step, whatever its
   number: its reader has seen the end.
 - A worker's word about the current attempt counts more than the record. What it lists beyond that is revoked: old attempts at once, unknown
@@ -197,10 +198,12 @@ def _shed_surplus(plan: Plan, model: ModelName) -> None:
     leaving = [step for step_id in plan.touched if (step := plan.state.steps[step_id]).queued and step.job.model == model]
     if len(keys) - len(leaving) > plan.config.queue_max:
         waiting = (plan.state.steps[key[2]] for key in reversed(keys))
-        step = next(step for step in waiting if step.attempt == 0 and step.id not in plan.touched)
+        last = next((step for step in waiting if step.attempt == 0 and step.id not in plan.touched), None)
+        if last is None:  # all that wait have run before
+            return
         wait_ms = queue_report(plan, model).drain_ms
         message = f"{plan.config.queue_max} steps wait for {model} already; come back in {wait_ms} ms"
-        plan.close(step, (Status.SHED, Problem(reason=Reason.QUEUE_FULL, message=message, retry_after_ms=wait_ms)))
+        plan.close(last, (Status.SHED, Problem(reason=Reason.QUEUE_FULL, message=message, retry_after_ms=wait_ms)))
 
 
 _RULES: dict[type[Message], Callable[[Plan, Any], None]] = {

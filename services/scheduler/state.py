@@ -133,6 +133,9 @@ def _on_revoked(state: State, event: StepRevoked, now_ns: int) -> None:
 
 
 def _on_ended(state: State, event: AttemptEnded, now_ns: int) -> None:
+    worker = state.workers.get(event.worker)
+    if worker is not None and event.problem is not None and event.problem.reason is Reason.NO_CAPACITY:
+        worker.beaten = False  # it loads, drains or is down, which we did not know
     step = state.steps.get(event.step)
     over = event.status is not Status.FAILED and not event.retryable
     if step is None:

@@ -72,8 +72,10 @@ class Desk:
         assert isinstance(message, StepRouted)
         return message.cell
 
-    def end(self, worker: str, status: Status, *, cell: str = "east", retryable: bool = True) -> None:
-        self.take(AttemptEnded(step=StepId("s"), cell=CellId(cell), worker=WorkerId(worker), attempt=1, status=status, retryable=retryable))
+    def end(self, worker: str, status: Status, *, cell: str = "east", retryable: bool = True, reason: Reason = Reason.INTERNAL) -> None:
+        problem = Problem(reason=reason, message="")
+        ended = AttemptEnded(step=StepId("s"), cell=CellId(cell), worker=WorkerId(worker), attempt=1, status=status, problem=problem)
+        self.take(msgspec.structs.replace(ended, retryable=retryable))
 
     def fail(self, worker: str, times: int = 3, *, cell: str = "east") -> None:
         for _ in range(times):
@@ -219,6 +221,15 @@ def test_failures_of_the_step_itself_and_cancellations_do_not_count() -> None:
     for _ in range(10):
         desk.end("a", Status.FAILED, retryable=False)
         desk.end("a", Status.CANCELLED)
+    assert desk.routed() == "east"
+
+
+def test_what_loading_draining_and_full_workers_do_not_take_is_no_failure() -> None:
+    desk = Desk()
+    desk.worker("a")
+    for _ in range(10):
+        desk.end("a", Status.FAILED, reason=Reason.NO_CAPACITY)
+        desk.end("a", Status.FAILED, reason=Reason.QUEUE_FULL)
     assert desk.routed() == "east"
 
 

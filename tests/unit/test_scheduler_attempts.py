@@ -1,5 +1,6 @@
 """What becomes of attempts: leases, failures, retries, and what workers say of them."""
 
+from shared.contracts.fleet import WorkerState
 from shared.contracts.ids import StepId, WorkerId
 from shared.contracts.outcomes import Problem, Reason, Status
 from shared.contracts.output import Output
@@ -127,6 +128,16 @@ def test_a_lone_worker_gets_its_failure_again() -> None:
     world = World()
     world.join("a")
     assert one(StepDispatched, world.end(running(world), Status.FAILED, retryable=True)).worker == "a"
+
+
+def test_a_lone_worker_that_takes_nothing_now_is_left_alone_until_it_says_that_it_does() -> None:
+    world = World()
+    world.join("a")
+    refusal = world.end(running(world), Status.FAILED, retryable=True, reason=Reason.NO_CAPACITY)
+    assert not only(StepDispatched, refusal)
+    assert not only(StepDispatched, world.beat("a", state=WorkerState.LOADING))
+    again = one(StepDispatched, world.beat("a"))
+    assert again.attempt == 2
 
 
 def test_what_a_draining_worker_hands_back_is_repeated_elsewhere() -> None:

@@ -158,6 +158,19 @@ def test_steps_that_have_run_are_not_shed() -> None:
     assert one(StepClosed, world.route("new")).step == "new"
 
 
+def test_where_only_steps_wait_that_have_run_a_new_one_that_starts_sheds_nobody() -> None:
+    world = World(queue_max=1)
+    world.join("a", slots=1)
+    world.join("b")
+    world.route("x")
+    assert world.state.steps["x"].worker == "a"  # which is full now
+    for name in ("p", "q"):
+        world.end(one(StepDispatched, world.route(name)), Status.FAILED, retryable=True)
+    outputs = world.route("new")
+    assert one(StepDispatched, outputs).worker == "b"
+    assert not only(StepClosed, outputs)
+
+
 def test_a_step_that_starts_at_once_does_not_count_against_the_bound() -> None:
     world = world_with_a(queue_max=1)
     assert [len(only(StepClosed, world.route(step))) for step in ("runs", "waits", "shed")] == [0, 0, 1]
