@@ -12,6 +12,7 @@ from shared.core.breaker import Breaker
 from shared.core.catalogue import Catalogue
 
 SWEEP_NS = 5_000_000_000
+INCIDENT_NS = 1_000_000_000  # what one worker fails within is one failure: an engine that dies takes all its attempts with it
 REFUSALS = (Reason.NO_CAPACITY, Reason.QUEUE_FULL)  # a worker that loads, drains or is full has not failed; others may take the step
 
 
@@ -19,6 +20,7 @@ class Route(msgspec.Struct, kw_only=True):
     """A model in a cell, as the router has fared with it."""
 
     breaker: Breaker = msgspec.field(default_factory=Breaker)
+    blamed: dict[WorkerId, int] = {}  # when a failure of each worker was last counted, since the last success
     routed: int = 0  # steps since the cell's last report, which does not count them yet
 
 
@@ -70,9 +72,14 @@ def _ended(state: State, event: AttemptEnded, now_ns: int) -> None:
     if model is None:
         return
     if event.status is Status.SUCCEEDED:
-        breaker.succeeded(route(state, model, event.cell).breaker)
+        succeeding = route(state, model, event.cell)
+        breaker.succeeded(succeeding.breaker)
+        succeeding.blamed.clear()
     elif event.status is Status.FAILED and event.retryable and (event.problem is None or event.problem.reason not in REFUSALS):
-        breaker.failed(_kept(state, model, event.cell).breaker, now_ns)
+        failing = _kept(state, model, event.cell)
+        if now_ns - failing.blamed.get(event.worker, 0) >= INCIDENT_NS:
+            failing.blamed[event.worker] = now_ns
+            breaker.failed(failing.breaker, now_ns)
 
 
 def _served_by(state: State, worker: WorkerId, cell: CellId) -> ModelName | None:
@@ -92,5 +99,7 @@ def _sweep(state: State, now_ns: int) -> None:
         known = state.fleet.models.get(model)
         for cell in [cell for cell in routes if known is None or cell not in known.cells]:
             del routes[cell]
+        for kept in routes.values():
+            kept.blamed = {worker: failed_ns for worker, failed_ns in kept.blamed.items() if now_ns - failed_ns < INCIDENT_NS}
         if not routes:
             del state.routes[model]

@@ -115,10 +115,12 @@ async def test_a_step_that_nobody_serves_is_closed_and_its_reader_told(rig: Rig)
 
 
 async def test_an_open_circuit_stays_open_through_sigkill_and_restart(rig: Rig) -> None:
-    await rig.register()
+    workers = [f"w{number}" for number in range(5)]
+    for worker in workers:
+        await rig.register(worker)
     await rig.routed(await rig.admit())
-    for _ in range(5):
-        await rig.fail()
+    for worker in workers:
+        await rig.fail(worker)
     problem = await rig.closed(await rig.admit())
     assert problem.reason is Reason.CIRCUIT_OPEN
     assert 0 < problem.retry_after_ms <= 600_000
@@ -139,10 +141,10 @@ async def test_steps_admitted_while_the_router_was_away_are_routed_when_it_is_ba
 
 
 async def test_a_replay_of_its_journal_decides_the_same(rig: Rig) -> None:
-    await rig.register()
-    for _ in range(5):
+    for number in range(5):
+        await rig.register(f"w{number}")
         await rig.routed(await rig.admit())
-        await rig.fail()
+        await rig.fail(f"w{number}")
     await rig.closed(await rig.admit())
     await rig.closed(await rig.admit("large"))
     assert await rig.process.stop() == 0

@@ -79,6 +79,7 @@ class Desk:
 
     def fail(self, worker: str, times: int = 3, *, cell: str = "east") -> None:
         for _ in range(times):
+            self.now += SECOND
             self.end(worker, Status.FAILED, cell=cell)
 
 
@@ -222,6 +223,19 @@ def test_failures_of_the_step_itself_and_cancellations_do_not_count() -> None:
         desk.end("a", Status.FAILED, retryable=False)
         desk.end("a", Status.CANCELLED)
     assert desk.routed() == "east"
+
+
+def test_an_engine_that_dies_with_many_attempts_is_one_failure() -> None:
+    desk = Desk()
+    desk.worker("a")
+    desk.worker("b")
+    for _ in range(50):
+        desk.end("a", Status.FAILED)
+        desk.end("b", Status.FAILED)
+    assert desk.routed() == "east"
+    desk.now += SECOND
+    desk.end("a", Status.FAILED)
+    assert closed(desk.admit()).reason is Reason.CIRCUIT_OPEN
 
 
 def test_what_loading_draining_and_full_workers_do_not_take_is_no_failure() -> None:
