@@ -175,6 +175,7 @@ class Writer:
         self._arrived = asyncio.Event()
         self.empty = asyncio.Event()
         self.empty.set()
+        self._written = asyncio.Event()
         self.number = 0  # of the last entry in the stream
         self.seq = journal_seq
 
@@ -223,6 +224,13 @@ class Writer:
         message = JournalBatch(service=self._service, partition=self._partition, epoch=self._epoch, entries=entries)
         await self._store(ENCODER.encode(message), f"{self._subject}.{self._epoch}.{entries[0].number}")
         self.number = entries[-1].number
+        self._written.set()
+
+    async def reached(self, number: int) -> None:
+        """Wait until entry `number` is in the stream. For one caller."""
+        while self.number < number:
+            self._written.clear()
+            await self._written.wait()
 
     async def _store(self, data: bytes, msg_id: str) -> None:
         ack = await (await self._bus.store(self._subject, data, msg_id=msg_id, expect_last=self._last))

@@ -91,6 +91,7 @@ class LiveDriver(Generic[StateT, ConfigT]):
         self._number = 0
         self._prefix = self._partition = ""
         self._snapshots = Due(0)
+        self._copies: asyncio.Queue[Snapshot] = asyncio.Queue(1)
         self.state: StateT
 
     async def run(self, partition: str, instance: str, stop: asyncio.Event) -> None:
@@ -114,16 +115,17 @@ class LiveDriver(Generic[StateT, ConfigT]):
         stopping = asyncio.create_task(stop.wait())
         subscriptions, cursors, feeders = await self._open_inputs()
         work = asyncio.create_task(self._work(), name="decisions")
+        keeping = asyncio.create_task(self._keep_copies(), name="snapshots")
         self.ready.set()
         try:
-            done, _ = await asyncio.wait((writing, *feeders, work, stopping), return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait((writing, *feeders, work, keeping, stopping), return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
-            await _end(*feeders, work)
+            await _end(*feeders, work, keeping)
             await self._leave()
         finally:
             self.ready.clear()
-            await _end(*feeders, work, stopping, writing)
+            await _end(*feeders, work, keeping, stopping, writing)
             await _close(subscriptions, cursors)
 
     async def _recover(self, partition: str, epoch: int) -> None:
@@ -136,12 +138,12 @@ class LiveDriver(Generic[StateT, ConfigT]):
         await self._writer.open(self._number, self.config)
         log.info("recovered", extra={"inputs": self._number, "epoch": epoch})
         if not reader.whole:  # so that recovery and replay have a state to start from
-            await self._snapshot()
+            await self._keep(self._copy())
 
     async def _leave(self) -> None:
         try:
             await asyncio.wait_for(self._writer.empty.wait(), DRAIN_TIMEOUT_S)
-            await asyncio.wait_for(self._snapshot(), DRAIN_TIMEOUT_S)
+            await asyncio.wait_for(self._keep(self._copy()), DRAIN_TIMEOUT_S)
         except (TimeoutError, LegatoError) as error:
             log.warning("left without a snapshot", extra={"error": repr(error)})
 
@@ -229,8 +231,8 @@ class LiveDriver(Generic[StateT, ConfigT]):
                 await self._take(self._queue.get_nowait())
             if len(self._writer) > UNJOURNALLED_MAX:
                 await asyncio.wait_for(self._writer.empty.wait(), 120.0)
-            if self._snapshots.due(self._number, asyncio.get_running_loop().time()):
-                await self._snapshot()
+            if self._copies.empty() and self._snapshots.due(self._number, asyncio.get_running_loop().time()):
+                self._copies.put_nowait(self._copy())
 
     async def _next(self) -> _Arrived:
         wake = self.machine.wake_ns(self.state, self.config)
@@ -302,22 +304,33 @@ class LiveDriver(Generic[StateT, ConfigT]):
             return []
         return [await self._bus.store(kind.subject(message), data, msg_id=message_id(message), trace=message.trace)]
 
-    async def _snapshot(self) -> None:
-        """Keep the state. What fails now is tried again after as many inputs more: until then the journal has it all."""
-        await asyncio.wait_for(self._writer.empty.wait(), 120.0)
-        loop = asyncio.get_running_loop()
-        started = loop.time()
-        snapshot = Snapshot(
+    # --- snapshots -----------------------------------------------------------------------------------------------------------
+
+    def _copy(self) -> Snapshot:
+        """The state as it is now. Encoding it is all that decisions wait for; keeping it goes on beside them."""
+        now_s = asyncio.get_running_loop().time()
+        self._snapshots.taken(self._number, now_s, now_s)
+        return Snapshot(
             number=self._number,
             journal_seq=self._writer.seq,
             positions=dict(self._positions),
             state=msgspec.Raw(ENCODER.encode(self.state)),
         )
+
+    async def _keep_copies(self) -> None:
+        while True:
+            await self._keep(await self._copies.get())
+
+    async def _keep(self, copy: Snapshot) -> None:
+        """Keep a copy, once the journal has all that it holds. What fails now is tried again after as many inputs more."""
+        loop = asyncio.get_running_loop()
+        started = loop.time()
         try:
-            await self._writer.save(snapshot)
+            await self._writer.reached(copy.number)
+            await self._writer.save(copy)
         except BusError as error:
             log.warning("snapshot not kept", extra={"partition": self._partition, "error": str(error)})
-        self._snapshots.taken(self._number, started, loop.time())
+        self._snapshots.taken(copy.number, started, loop.time())
 
 
 async def _end(*tasks: asyncio.Task[None] | asyncio.Task[bool]) -> None:
