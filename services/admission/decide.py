@@ -1,7 +1,8 @@
 """Admission: may this step enter?
 
 Rules, in this order; the first that says no is the answer:
-1. A step that is under way, or was settled lately, is not taken again: its id is its identity, and its reader has the output.
+1. A step that is under way, or was settled or refused lately, is not taken again: its id is its identity, and its reader has the end. Who
+   was refused tries again under a new id.
 2. What could not be read, or names no tenant, is refused with the reason found on the way in.
 3. The tenant's priority, the lengths, the tenant's rates, the deadline, and the room in the fleet: one file each in policies/.
 
@@ -26,7 +27,7 @@ RULES: tuple[Rule, ...] = (tenant.refusal, length.refusal, rate.refusal, deadlin
 
 def decide(state: State, event: Message, now_ns: int, config: AdmissionConfig) -> list[Message]:
     """Answer a submission; nothing else asks for an answer."""
-    if not isinstance(event, SubmissionRead) or event.step in state.in_flight or event.step in state.settled:
+    if not isinstance(event, SubmissionRead) or any(event.step in known for known in (state.in_flight, state.settled, state.refused)):
         return []
     owner = tenant.tenant_of(event.key, config)
     if event.problem is not None:

@@ -8,11 +8,11 @@ import msgspec
 from shared.contracts.envelope import Message
 from shared.contracts.ids import StepId, TenantId
 from shared.contracts.outcomes import Usage
-from shared.contracts.steps import Reservation, StepAdmitted, StepSettled
+from shared.contracts.steps import Reservation, StepAdmitted, StepRefused, StepSettled
 from shared.core import catalogue, limits
 from shared.core.catalogue import Catalogue
 
-SETTLED_KEPT = 8_192  # ids of settled steps that are still recognised when submitted again
+SETTLED_KEPT = 8_192  # ids of settled steps that are still recognised when submitted again, and as many of refused ones
 GRACE_NS = 60_000_000_000  # after its deadline a step is forgotten, should its settlement never come
 SWEEP_NS = 5_000_000_000
 
@@ -40,6 +40,7 @@ class State(msgspec.Struct, kw_only=True):
 
     in_flight: dict[StepId, InFlight] = {}
     settled: dict[StepId, int] = {}  # when, oldest first
+    refused: dict[StepId, int] = {}  # likewise
     tenants: dict[TenantId, Use] = {}
     fleet: Catalogue = msgspec.field(default_factory=Catalogue)
     swept_ns: int = 0
@@ -53,6 +54,8 @@ def apply(state: State, event: Message, now_ns: int) -> None:
         _admitted(state, event, now_ns)
     elif isinstance(event, StepSettled):
         _settled(state, event, now_ns)
+    elif isinstance(event, StepRefused):
+        _remember(state.refused, event.step, now_ns)
     else:
         catalogue.fold(state.fleet, event, now_ns)
 
@@ -75,9 +78,13 @@ def _settled(state: State, event: StepSettled, now_ns: int) -> None:
     use = state.tenants[entry.tenant]
     use.running -= 1
     use.tokens_full_ns = limits.returned(use.tokens_full_ns, _unused_ns(entry, use, event.usage))
-    state.settled[event.step] = now_ns
-    if len(state.settled) > SETTLED_KEPT:
-        del state.settled[next(iter(state.settled))]
+    _remember(state.settled, event.step, now_ns)
+
+
+def _remember(table: dict[StepId, int], step: StepId, now_ns: int) -> None:
+    table[step] = now_ns
+    if len(table) > SETTLED_KEPT:
+        del table[next(iter(table))]
 
 
 def _unused_ns(entry: InFlight, use: Use, usage: Usage) -> int:

@@ -210,12 +210,22 @@ def test_a_step_that_is_under_way_or_was_settled_is_not_taken_again() -> None:
     assert desk.submit("a") == []
 
 
-def test_a_step_that_was_refused_may_try_again_under_its_id() -> None:
+def test_a_step_that_was_refused_is_not_taken_again_since_its_reader_has_seen_the_end() -> None:
     desk = Desk(requests_per_minute=1)
     desk.admitted("a")
     desk.refused("b")
     desk.now += 60 * SECOND
-    desk.admitted("b")
+    assert desk.submit("b") == []
+    assert list(desk.state.in_flight) == ["a"]
+    desk.admitted("c")
+
+
+def test_only_so_many_refused_steps_are_remembered() -> None:
+    desk = Desk(requests_per_minute=1)
+    desk.admitted("a")
+    for index in range(SETTLED_KEPT + 1):
+        desk.refused(f"n{index}")
+    assert len(desk.state.refused) == SETTLED_KEPT
 
 
 def test_only_so_many_settled_steps_are_remembered() -> None:
