@@ -23,12 +23,15 @@ from shared.contracts.steps import Prompt, StepSettled, Submission, SubmissionRe
 from shared.contracts.subjects import step_of
 from shared.core.catalogue import resolve
 from shared.core.errors import LegatoError
+from shared.core.machine import ENCODER
 from shared.core.reading import NoMessage, read
 from shared.drivers.live import Unreadable
 from shared.runtime.cursor import Record
 
 log = logging.getLogger(__name__)
 
+NUMBER_BYTES_MAX = 21  # of a block's hash in JSON; a token's id is shorter
+ENVELOPE_BYTES = 2_048  # of a prompt, besides tokens and blocks
 NAMELESS_CHARS_MAX = 512  # of a step id that is none, and is answered all the same; nats-server takes 4,096 bytes of subjects at once
 
 _SETTLED = msgspec.json.Decoder(StepSettled)
@@ -38,8 +41,10 @@ Aliases = dict[str, str]
 class Intake:
     """Turns records of the stream STEPS into the machine's inputs, and leaves their prompts with `prompts`."""
 
-    def __init__(self, config: AdmissionConfig, aliases: Aliases, cards: Cards, tokenisers: Tokenisers) -> None:
+    def __init__(self, config: AdmissionConfig, aliases: Aliases, cards: Cards, tokenisers: Tokenisers, message_bytes_max: int) -> None:
+        """`message_bytes_max`: what a message on the bus may hold, prompts too."""
         self.prompts = Prompts(config.prepared_tokens_max)
+        self._message_bytes_max = message_bytes_max
         self._config = config
         self._aliases = aliases
         self._cards = cards
@@ -77,7 +82,11 @@ class Intake:
         encoded = problem or await self._tokenisers.encode(submission, card, size)
         if isinstance(encoded, Problem):
             return msgspec.structs.replace(read, model=card.name, problem=encoded)
-        self.prompts.put(read.id, _prompt(read, card, encoded))
+        prompt = _prompt(read, card, encoded)
+        problem = oversize(prompt, self._message_bytes_max)
+        if problem is not None:
+            return msgspec.structs.replace(read, model=card.name, problem=problem)
+        self.prompts.put(read.id, prompt)
         return msgspec.structs.replace(
             read,
             model=card.name,
@@ -129,6 +138,17 @@ def _prompt(read: SubmissionRead, card: ModelCard, encoded: Encoded) -> Prompt:
         block_tokens=card.block_tokens,
         blocks=encoded.blocks,
     )
+
+
+def oversize(prompt: Prompt, bytes_max: int) -> Problem | None:
+    """Why the prompt cannot be stored, if so. Exact only where it comes near: to encode it takes time."""
+    if NUMBER_BYTES_MAX * (len(prompt.tokens) + len(prompt.blocks)) + ENVELOPE_BYTES <= bytes_max:
+        return None
+    size = len(ENCODER.encode(prompt)) + ENVELOPE_BYTES
+    if size <= bytes_max:
+        return None
+    message = f"the prompt has {len(prompt.tokens)} tokens, which take {size} bytes on the bus; at most {bytes_max} can be stored"
+    return Problem(reason=Reason.TOO_LARGE, message=message)
 
 
 def _settled(record: Record) -> StepSettled:

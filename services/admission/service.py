@@ -34,7 +34,7 @@ async def run(context: Context) -> None:
     aliases = context.section(ModelsConfig, "models").aliases
     cards = Cards(context.bus)
     tokenisers = Tokenisers(lambda name: _fetch(context.bus, name), config.tokenisers_max, config.tokenising_threads)
-    intake = Intake(config, aliases, cards, tokenisers)
+    intake = Intake(config, aliases, cards, tokenisers, context.bus.publisher.message_bytes_max)
     machine = dataclasses.replace(MACHINE, decide=watched(MACHINE.decide, intake.prompts))
     wiring = Wiring(
         sources=[

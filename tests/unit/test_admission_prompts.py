@@ -4,9 +4,12 @@ import asyncio
 
 import msgspec
 
+from services.admission.intake import ENVELOPE_BYTES, oversize
 from services.admission.prompts import Prompts
 from shared.contracts.ids import MessageId, ModelName, StepId, TenantId
+from shared.contracts.outcomes import Reason
 from shared.contracts.steps import Job, Prompt, StepAdmitted, SubmissionRead
+from shared.core.machine import ENCODER
 
 
 def prompt(tokens: int) -> Prompt:
@@ -70,3 +73,14 @@ async def test_a_prompt_larger_than_the_bound_passes_when_nothing_else_waits() -
     prompts.put(MessageId("a"), prompt(1_000))
     prompts.decided(read("a"), [])
     await prompts.room()
+
+
+def test_a_prompt_that_no_message_could_hold_is_refused_with_its_size() -> None:
+    small = Prompt(step=StepId("s"), model=ModelName("m"), tokens=[1] * 1_000, block_tokens=16, blocks=[-(2**63)] * 62)
+    size = len(ENCODER.encode(small)) + ENVELOPE_BYTES
+    assert oversize(small, 1_000_000) is None
+    assert oversize(small, size) is None
+    problem = oversize(small, size - 1)
+    assert problem is not None
+    assert problem.reason is Reason.TOO_LARGE
+    assert str(size) in problem.message
