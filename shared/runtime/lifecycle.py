@@ -100,6 +100,7 @@ async def _serve(options: Options, instance: str, run: Run) -> None:
         await bus.ensure_streams()
         await admin.start()
         try:
+            gc.freeze()  # what start-up made lives for ever: no collection need look at it again
             await while_connected(bus, run(context))
         finally:
             context.ready.clear()
