@@ -66,9 +66,6 @@ async def unharmed(request: pytest.FixtureRequest) -> AsyncIterator[None]:
     assert fleet.running.processes == before
 
 
-# --- NATS: submissions and cancellations -------------------------------------------------------------------------------------
-
-
 async def end_of(fleet: Fleet, step: str) -> dict[str, Any]:
     """The step's end, from the stream."""
     async with asyncio.timeout(LIMIT_S):
@@ -226,8 +223,6 @@ async def test_every_step_of_all_these_has_one_end_as_its_last_word(fleet: Fleet
     assert all(last.values())
 
 
-# --- HTTP --------------------------------------------------------------------------------------------------------------------
-
 CHAT: dict[str, Any] = {
     "model": "sim-small",
     "messages": [{"role": "user", "content": "Hello"}, {"role": "user", "content": [{"type": "text", "text": "Hi"}]}],
@@ -333,8 +328,6 @@ async def test_what_is_no_http_is_refused(fleet: Fleet, data: bytes) -> None:
     status, _ = await spoken(fleet, data, leave=True)
     assert status == 0 or 400 <= status < 500
 
-
-# --- between the services ----------------------------------------------------------------------------------------------------
 
 PARKING = ("admission", "router", "scheduler", "kv_registry", "workflow", "autoscaler")
 INNER = [kind for kind in CATALOGUE if set(PARKING) & set(kind.listeners) and kind.type is not CancelRequested]
