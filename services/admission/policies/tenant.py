@@ -18,7 +18,11 @@ def tenant_of(key: str, config: AdmissionConfig) -> tuple[TenantId, Terms] | Pro
         return ANYONE, config.anyone
     tenant = config.tenant_of_key.get(key)
     if tenant is None:
-        message = "this API key belongs to nobody" if key else "an API key is needed: `key` is sha256:<hex of the key>"
+        message = (
+            "this API key belongs to nobody"
+            if key
+            else "an API key is needed: `Authorization: Bearer KEY` by HTTP, `--key KEY` on the command line, its sha256:<hex> as `key` by NATS"
+        )
         return Problem(reason=Reason.UNAUTHENTICATED, message=message, param="key")
     return tenant, config.tenants[tenant]
 
