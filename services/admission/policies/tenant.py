@@ -21,7 +21,7 @@ def tenant_of(key: str, config: AdmissionConfig) -> tuple[TenantId, Terms] | Pro
         message = (
             "this API key belongs to nobody"
             if key
-            else "an API key is needed: `Authorization: Bearer KEY` by HTTP, `--key KEY` on the command line, its sha256:<hex> as `key` by NATS"
+            else "an API key is needed: `Authorization: Bearer KEY` by HTTP, `--key KEY` in the shell, its sha256:<hex> as `key` by NATS"
         )
         return Problem(reason=Reason.UNAUTHENTICATED, message=message, param="key")
     return tenant, config.tenants[tenant]
