@@ -3,6 +3,7 @@
 import asyncio
 import logging
 
+import msgspec
 from tokenizers import Tokenizer
 
 from services.worker.attempt import Attempt, Served
@@ -12,9 +13,10 @@ from services.worker.kv_relay import KvRelay
 from shared.contracts import subjects
 from shared.contracts.fleet import Capacity, RunningStep, WorkerBeat, WorkerGone, WorkerRegistered, WorkerState
 from shared.contracts.ids import StepId
-from shared.contracts.streams import MODELS_BUCKET
+from shared.contracts.streams import FLEET, MODELS_BUCKET
 from shared.core.errors import LegatoError
 from shared.core.machine import ENCODER
+from shared.core.reading import NoMessage, read
 from shared.runtime.bus import BusError
 from shared.runtime.clock import now_ns
 
@@ -23,6 +25,7 @@ log = logging.getLogger(__name__)
 GOOD_BYE_S = 5.0
 PUBLISH_AGAIN_S = 1.0
 
+_SAID: msgspec.json.Decoder[WorkerRegistered | WorkerGone] = msgspec.json.Decoder(WorkerRegistered | WorkerGone)
 _IDLE = EngineLoad(blocks_used=0, slots_used=0, waiting=0)
 
 
@@ -40,6 +43,15 @@ class Presence:
         self._engine = relay.engine
         self._attempts = attempts
         self._capacity = Capacity(blocks=0, slots=0)
+
+    async def recall(self) -> None:
+        """Begin behind the last epoch that the fleet has heard of this worker: its clock may have been set back since."""
+        try:
+            record = await self._bus.last(FLEET.name, subjects.worker(self._worker))
+            if record is not None:
+                self.epoch = max(self.epoch, read(_SAID, record.data).epoch)
+        except (BusError, NoMessage) as error:
+            log.warning("the last epoch is not known", extra={"error": str(error)})
 
     async def load(self) -> None:
         """Start the engine and publish the files of its card. Raises LegatoError when it does not start."""

@@ -59,6 +59,7 @@ class Worker:
         self._tasks: asyncio.TaskGroup
 
     async def run(self) -> None:
+        await self._presence.recall()
         async with asyncio.TaskGroup() as self._tasks:
             await self._bus.subscribe(subjects.dispatched_to(self._id), self._on_dispatch)
             await self._bus.subscribe(subjects.revoked_from(self._id), self._on_revoke)

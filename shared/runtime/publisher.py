@@ -7,7 +7,7 @@ or a restart of the server nothing is lost, and the message id keeps a second co
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 import nats.errors
@@ -19,7 +19,8 @@ from shared.core.errors import LegatoError
 log = logging.getLogger(__name__)
 
 IN_FLIGHT_MAX = 8192
-RESEND_AFTER_S = 2.0
+RESEND_AFTER_S = 2.0  # doubles with each time, so that a server which is merely slow is not given more and more to do
+RESEND_DOUBLINGS_MAX = 3
 GIVE_UP_AFTER_S = 120.0  # equals the streams' duplicate window: later, a copy would no longer be noticed
 SWEEP_S = 0.25
 HEADERS_MAX_BYTES = 4_096  # room for them below the server's limit on a message, at which it closes the connection for good
@@ -64,7 +65,16 @@ class _Pending:
     headers: dict[str, str] | None
     future: asyncio.Future[Ack]
     first: float
-    sent: float = field(default=0.0)
+    sent: float = 0.0  # 0: again at once
+    times: int = 0
+
+    @property
+    def due(self) -> float:
+        """When it must go out again."""
+        return self.sent + RESEND_AFTER_S * 2 ** min(self.times - 1, RESEND_DOUBLINGS_MAX) if self.sent else 0.0
+
+    def again_soon(self) -> None:
+        self.sent, self.times = time.monotonic() - RESEND_AFTER_S + SWEEP_S, 1
 
 
 class Publisher:
@@ -135,7 +145,7 @@ class Publisher:
     def resend_soon(self) -> None:
         """After a reconnect: whatever is pending goes out again with the next sweep."""
         for pending in self._pending.values():
-            pending.sent = 0.0
+            pending.sent, pending.times = 0.0, 0
 
     async def _wait_for_room(self, subject: str) -> None:
         try:
@@ -147,7 +157,7 @@ class Publisher:
             raise StoreError(f"{IN_FLIGHT_MAX} messages wait for their acknowledgement, none was taken on {subject}") from error
 
     async def _send(self, token: str, pending: _Pending) -> None:
-        pending.sent = time.monotonic()
+        pending.sent, pending.times = time.monotonic(), pending.times + 1
         try:
             await self._client.publish(pending.subject, pending.data, f"{self._prefix}.{token}", pending.headers)
         except nats.errors.OutboundBufferLimitError:
@@ -176,7 +186,7 @@ class Publisher:
             if time.monotonic() - pending.first > RESEND_AFTER_S * 5:
                 self._finish(token, StreamAbsent(f"no stream takes messages on {pending.subject}"))
             else:
-                pending.sent = time.monotonic() - RESEND_AFTER_S + SWEEP_S
+                pending.again_soon()
             return
         ack = self._decoder.decode(msg.data)
         if ack.error is None:
@@ -184,7 +194,7 @@ class Publisher:
         elif ack.error.err_code in _WRONG_LAST_SEQUENCE:
             self._finish(token, WrongLastSequence(f"{pending.subject}: {ack.error.description}"))
         elif ack.error.code == 503:
-            pending.sent = time.monotonic() - RESEND_AFTER_S + SWEEP_S
+            pending.again_soon()
         else:
             self._finish(token, StoreError(f"JetStream refused {pending.subject}: {ack.error.description}"))
 
@@ -201,5 +211,5 @@ class Publisher:
         for token, pending in list(self._pending.items()):
             if now - pending.first > GIVE_UP_AFTER_S:  # wherever NATS is
                 self._finish(token, StoreError(f"no acknowledgement on {pending.subject} for {GIVE_UP_AFTER_S:.0f} s"))
-            elif self._client.is_connected and now - pending.sent > RESEND_AFTER_S:
+            elif self._client.is_connected and now > pending.due:
                 await self._send(token, pending)

@@ -87,3 +87,12 @@ async def test_streams_are_waited_for_while_jetstream_does_not_answer(fresh_nats
     await fresh_nats.start()
     await asyncio.wait_for(ensuring, LIMIT_S)
     await bus.close()
+
+
+async def test_a_message_is_sent_again_at_growing_distances() -> None:
+    pending = publishing._Pending("subject", b"", None, asyncio.get_running_loop().create_future(), first=0.0, sent=100.0)
+    distances = []
+    for pending.times in range(1, 7):
+        distances.append(pending.due - pending.sent)
+    assert distances == [2, 4, 8, 16, 16, 16]
+    assert sum(distances) < publishing.GIVE_UP_AFTER_S

@@ -89,8 +89,8 @@ async def first(bus: Bus, stream: str, subject: str, kind: type[T]) -> T:
 
 
 @asynccontextmanager
-async def working(bus: Bus, *overrides: str) -> AsyncIterator[Rig]:
-    rig = Rig(bus, WorkerId(f"worker-{new_id()}"))
+async def working(bus: Bus, *overrides: str, name: str = "") -> AsyncIterator[Rig]:
+    rig = Rig(bus, WorkerId(name or f"worker-{new_id()}"))
     options = Options(service="worker", instance=rig.worker, overrides=["simulated.law=instant", "worker.beat_ms=100", *overrides], env={})
     telemetry = Telemetry("worker", rig.worker, TelemetryConfig())
     context = Context(options=options, instance=rig.worker, bus=bus, telemetry=telemetry, stop=rig.stop, ready=asyncio.Event())
@@ -245,6 +245,14 @@ async def test_a_worker_that_loads_says_that_what_it_had_is_lost(bus: Bus) -> No
     loading = next(beat for beat in beats if beat.worker == rig.worker)
     assert loading.state is WorkerState.LOADING
     assert loading.epoch == ready.epoch > 0
+
+
+async def test_a_worker_whose_clock_was_set_back_still_counts_as_the_newest(bus: Bus) -> None:
+    name, ahead = f"worker-{new_id()}", now_ns() // 1_000_000 + 3_600_000
+    gone = WorkerGone(worker=WorkerId(name), cell=CellId("local"), epoch=ahead)
+    await (await bus.store(subjects.worker(gone.worker), ENCODER.encode(gone)))
+    async with working(bus, name=name) as rig:
+        assert (await beat_of(rig)).epoch == ahead + 1
 
 
 async def test_a_step_whose_end_is_stored_is_reported_and_not_generated_again(bus: Bus) -> None:
