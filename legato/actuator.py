@@ -11,6 +11,7 @@ from shared.contracts.fleet import ScaleTargetSet
 from shared.contracts.ids import CellId
 from shared.contracts.streams import FLEET
 from shared.core.errors import LegatoError
+from shared.core.reading import NoMessage, read
 from shared.runtime.bus import Bus
 from shared.runtime.cursor import Source
 
@@ -51,8 +52,8 @@ class Actuator:
                 while True:
                     newest = (await cursor.take(64))[-1]
                     try:
-                        target = _DECODER.decode(newest.data)
-                    except msgspec.DecodeError as error:
+                        target = read(_DECODER, newest.data)
+                    except NoMessage as error:
                         self._tell(f"a target could not be read: {error}")
                         continue
                     if target.time_ns >= self._since_ns:

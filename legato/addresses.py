@@ -75,11 +75,11 @@ async def check_reachable(url: str, hint: str = "") -> None:
 
 
 async def _answers(url: str) -> bool:
-    parts = urlsplit(url if "://" in url else f"nats://{url}")
     try:
+        parts = urlsplit(url if "://" in url else f"nats://{url}")
         async with asyncio.timeout(PROBE_S):
             _, writer = await asyncio.open_connection(parts.hostname or "127.0.0.1", parts.port or NATS_PORT)
-    except (OSError, TimeoutError):
+    except (OSError, TimeoutError, ValueError):  # the last: it is no URL
         return False
     writer.close()
     return True

@@ -10,7 +10,7 @@ import msgspec
 import nats.errors
 
 from legato.outcome import Gathering, NotEnded, Result
-from legato.request import StepRequest, checked_id, to_submission
+from legato.request import StepRequest, checked_id, encoded, to_submission
 from legato.served import Served, read_served
 from shared.contracts import subjects
 from shared.contracts.ids import StepId
@@ -42,7 +42,7 @@ class Client:
     ) -> None:
         """`credentials`: path of a NATS .creds file. The API key itself is never sent, only its SHA-256."""
         self._config = BusConfig(url=url, credentials=credentials)
-        self._key = f"sha256:{hashlib.sha256(api_key.encode()).hexdigest()}" if api_key else ""
+        self._key = f"sha256:{hashlib.sha256(api_key.encode(errors='surrogateescape')).hexdigest()}" if api_key else ""
         self._name = name
         self._bus: Bus | None = None
 
@@ -66,7 +66,7 @@ class Client:
     async def submit(self, **request: Unpack[StepRequest]) -> "Step":
         """Hand a step in; returns once it is stored, which is before it is admitted. Raises Refused, StoreError."""
         step_id = checked_id(request.get("step_id") or new_id())
-        data = ENCODER.encode(to_submission(request, self._key))
+        data = encoded(to_submission(request, self._key))
         step = Step(self.bus, step_id)
         await step.open(joining="step_id" in request)
         try:

@@ -4,22 +4,23 @@ import re
 
 from shared.contracts import subjects
 from shared.contracts.envelope import Message
-from shared.contracts.ids import StepId
+from shared.contracts.ids import StepId, is_subject_token
 from shared.contracts.steps import StepDispatched
 from shared.contracts.streams import STEPS
 from shared.core.errors import LegatoError
 from shared.drivers.journal import output_decoder
 from shared.runtime.bus import Bus
 
-MESSAGE_ID = re.compile(r"([a-z_]+)\.([A-Za-z0-9_-]+)\.(\d+)\.(\d+)(?:\.\d+)?")
+MESSAGE_ID = re.compile(r"([a-z_]+)\.([A-Za-z0-9_-]+)\.(\d+)\.(\d+)(?:\.\d+)?", re.ASCII)
+ENTRY = re.compile(r"[0-9]{1,18}")
 
 
 async def find_entry(bus: Bus, service: str, partition: str, event: str) -> tuple[int, int]:
     """(entry number, epoch or 0) of an entry number, a message id, or a step id. Raises LegatoError."""
-    if event.isdigit():
+    if ENTRY.fullmatch(event):
         return int(event), 0
     named = MESSAGE_ID.fullmatch(event)
-    if named is None:
+    if named is None and is_subject_token(event):
         event = await _decision_on(bus, f"{service}.{partition}.", StepId(event))
         named = MESSAGE_ID.fullmatch(event)
     if named is None:

@@ -176,5 +176,5 @@ def _decoded(data: bytes, kind: Any) -> Any:
     """What it says, or {} where it does not say it in our words: a door takes anything, and a timeline must show it all the same."""
     try:
         return msgspec.json.decode(data, type=kind)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return {}

@@ -1,16 +1,18 @@
 """Which processes `legato up` runs, and how each is started. Pure."""
 
+import re
 import sys
 from collections.abc import Sequence
 
 import msgspec
 
 from shared.core.errors import LegatoError
-from shared.runtime.config import SECTIONS
+from shared.runtime.config import check_setting
 
 # In the order in which they start: who decides, who works, who opens the door.
 MACHINES = ("workflow", "kv_registry", "scheduler", "router", "admission", "autoscaler")
 SERVICES = (*MACHINES, "worker", "gateway")
+NUMBER = re.compile(r"[0-9]{1,3}")
 ENGINES = ("simulated", "sglang", "none")
 
 # How long each may take to stop, in seconds: its own drain, and a little more.
@@ -54,7 +56,7 @@ def plan(wanted: Wanted) -> list[Launch]:
     if wanted.engine not in ENGINES:
         raise LegatoError(f"there is no engine {wanted.engine!r}; there are {', '.join(ENGINES)}")
     for setting in wanted.settings:
-        _check_setting(setting)
+        check_setting(setting)
     for name in wanted.only:
         _check_service(name)
     counts = _replicas(wanted)
@@ -77,7 +79,7 @@ def _replicas(wanted: Wanted) -> dict[str, int]:
     for text in wanted.replicas:
         service, _, number = text.partition("=")
         _check_service(service)
-        if not number.isdigit() or service == "worker":
+        if not NUMBER.fullmatch(number) or service == "worker":
             raise LegatoError(f"{text!r} is no number of replicas; write for example scheduler=2 (and --workers for workers)")
         counts[service] = int(number)
     return counts
@@ -86,11 +88,3 @@ def _replicas(wanted: Wanted) -> dict[str, int]:
 def _check_service(name: str) -> None:
     if name not in SERVICES:
         raise LegatoError(f"there is no service {name!r}; there are {', '.join(SERVICES)}")
-
-
-def _check_setting(setting: str) -> None:
-    section, dot, rest = setting.partition(".")
-    if not dot or "=" not in rest:
-        raise LegatoError(f"{setting!r} is no setting; write section.field=value")
-    if section not in SECTIONS:
-        raise LegatoError(f"there is no section {section!r} in {setting!r}; there are {', '.join(SECTIONS)}")

@@ -9,6 +9,7 @@ from legato.outcome import Refused, Result
 from shared.contracts.ids import StepId, is_subject_token
 from shared.contracts.outcomes import Problem, Reason, Status
 from shared.contracts.steps import ChatMessage, Sampling, Submission
+from shared.core.machine import ENCODER
 
 
 class StepRequest(TypedDict, total=False):
@@ -61,6 +62,14 @@ def to_submission(request: StepRequest, key: str) -> Submission:
         message, _, path = str(error).partition(" - at `$.")
         param = path.rstrip("`").removeprefix("sampling.")
         raise refusal(f"{param}: {message[0].lower()}{message[1:]}" if param else message, param) from error
+
+
+def encoded(submission: Submission) -> bytes:
+    """As it is sent. Raises Refused for a text with lone surrogates, which is how Python reads bytes that are no text."""
+    try:
+        return ENCODER.encode(submission)
+    except UnicodeEncodeError as error:
+        raise refusal(f"a text of the request is no Unicode: {error.reason}") from error
 
 
 def checked_id(step_id: str) -> StepId:

@@ -6,6 +6,7 @@ from shared.contracts import subjects
 from shared.contracts.fleet import WorkerGone, WorkerRegistered, WorkerState
 from shared.contracts.ids import ModelName, WorkerId
 from shared.contracts.streams import FLEET
+from shared.core.reading import NoMessage, read
 from shared.runtime.bus import Bus
 from shared.runtime.clock import now_ns
 
@@ -44,7 +45,10 @@ async def _cards(bus: Bus) -> dict[WorkerId, WorkerRegistered | WorkerGone]:
     seq = 0
     while (record := await bus.next_after(FLEET.name, subjects.WORKERS, seq)) is not None:
         seq = record.seq
-        card = _DECODER.decode(record.data)
+        try:
+            card = read(_DECODER, record.data)
+        except NoMessage:  # anybody may publish there; the services park it
+            continue
         cards[card.worker] = card
     return cards
 

@@ -13,6 +13,7 @@ from legato.console import out, print_json, say, table
 from shared.contracts import subjects
 from shared.contracts.journal import DeadLetter
 from shared.contracts.streams import DEAD
+from shared.runtime.cursor import Record
 
 Last = Annotated[int, typer.Option("--last", min=1, help="Show so many, the newest.")]
 
@@ -28,11 +29,19 @@ def dead(last: Last = 50, json: Json = False, nats: Nats = "", data: Data = DATA
     finish(_dead(last, json, nats, data))
 
 
+def _letter(record: Record) -> DeadLetter:
+    """Also of what is none, and lies there all the same."""
+    try:
+        return msgspec.json.decode(record.data, type=DeadLetter)
+    except (msgspec.DecodeError, RecursionError) as error:
+        return DeadLetter(service="?", subject=record.subject, source="", error=f"no dead letter: {error}", data="")
+
+
 async def _dead(last: int, json: bool, nats: str, data: Path) -> None:
     letters: list[DeadLetter] = []
     async with connected(nats, data) as bus:
         async for record in bus.history(DEAD.name, subjects.DEAD):
-            letters.append(msgspec.json.decode(record.data, type=DeadLetter))
+            letters.append(_letter(record))
             del letters[:-last]
     if json:
         for letter in letters:

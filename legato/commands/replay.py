@@ -14,6 +14,7 @@ from legato.entries import find_entry
 from legato.machines import DECIDERS, machine_of, only_partition
 from legato.summary import summarised
 from shared.contracts.envelope import Message
+from shared.contracts.ids import is_subject_token
 from shared.core.errors import LegatoError
 from shared.core.machine import Machine
 from shared.drivers.journal import output_decoder
@@ -68,6 +69,8 @@ class _Asked(msgspec.Struct, kw_only=True):
 
     async def replay(self, bus: Bus) -> Replay[Any, Any]:
         self.partition = self.partition or await only_partition(bus, self.machine.name)
+        if not is_subject_token(self.partition):
+            raise LegatoError(f"a partition's name has letters, digits, - and _, not {self.partition!r}")
         return Replay(bus, self.machine, self.partition, self.settings)
 
 

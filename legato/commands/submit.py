@@ -17,6 +17,7 @@ from legato.request import StepRequest
 from legato.served import Served
 from shared.core.errors import LegatoError
 
+TIMEOUT_MAX_S = 86_400  # as Submission has it
 CANCEL_S = 2.0  # nobody who presses Ctrl-C waits longer
 
 
@@ -67,7 +68,7 @@ def submit(  # noqa: PLR0913  # options
         "top_p": top_p,
         "seed": seed,
         "stop": stop or None,
-        "timeout_ms": None if timeout is None else max(1, round(timeout * 1000)),
+        "timeout_ms": None if timeout is None else _milliseconds(timeout),
         "priority": priority,
         "step_id": step_id or None,
     }
@@ -82,6 +83,12 @@ def submit(  # noqa: PLR0913  # options
             await _submit(client, request, speech, printer)
 
     finish(work())
+
+
+def _milliseconds(timeout: float) -> int:
+    if not 0 < timeout <= TIMEOUT_MAX_S:  # nor is nan
+        raise LegatoError(f"--timeout should be between 0 and {TIMEOUT_MAX_S} seconds, not {timeout:g}")
+    return max(1, round(timeout * 1000))
 
 
 class _Speech(msgspec.Struct, frozen=True, kw_only=True):

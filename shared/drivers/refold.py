@@ -175,5 +175,5 @@ def _section(values: Any, name: str, path: str, leaf: bool = False) -> Any:
 def _value(text: str) -> Any:
     try:
         return msgspec.json.decode(text)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return text

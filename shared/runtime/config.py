@@ -58,6 +58,15 @@ def load(
     return _convert(config_type, values, origins, section)
 
 
+def check_setting(setting: str) -> None:
+    """Raises ConfigError unless it is `section.field=value`, of a section that there is."""
+    section, dot, rest = setting.partition(".")
+    if not dot or "=" not in rest:
+        raise ConfigError(f"{setting!r} is no setting; write section.field=value")
+    if section not in SECTIONS:
+        _refuse(f"--set {setting}", f"section {section}", section, SECTIONS)
+
+
 def _read_section(path: Path, section: str) -> dict[str, Any]:
     try:
         document = tomllib.loads(path.read_text())

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 import asyncpg
 import msgspec
-from asyncpg.exceptions import InterfaceError
+from asyncpg.exceptions import InterfaceError, PostgresError
 
 from shared.core.errors import LegatoError
 
@@ -120,7 +120,10 @@ async def open_pool(config: DatabaseConfig) -> Pool:
         )
         return cast(Pool, pool)
 
-    return await with_retry(attempt, Backoff(within_s=config.unreachable_s))
+    try:
+        return await with_retry(attempt, Backoff(within_s=config.unreachable_s))
+    except (PostgresError, InterfaceError) as error:  # a wrong password, no such database, a DSN that is none
+        raise DatabaseError(f"cannot use this Postgres: {error}") from error
 
 
 async def close_pool(pool: Pool, within_s: float = 10.0) -> None:

@@ -88,6 +88,8 @@ def start(service: str, run: Run) -> int:
 
 
 async def _serve(options: Options, instance: str, run: Run) -> None:
+    for setting in options.overrides:
+        configuration.check_setting(setting)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

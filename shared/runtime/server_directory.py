@@ -42,8 +42,11 @@ class ServerDirectory:
     async def lock(self, wait_s: float = LOCK_WAIT_S) -> int:
         """Take the directory for one server; returns the descriptor that the server must keep open. Raises EmbeddedError if in use."""
         self.unlock()
-        self.path.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.path / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise LegatoError(f"cannot write in {self.path}: {error.strerror}") from error
         deadline = time.monotonic() + wait_s
         while not _try_lock(descriptor):
             if time.monotonic() >= deadline:

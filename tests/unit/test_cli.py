@@ -109,7 +109,7 @@ def test_a_process_is_started_as_the_documents_say() -> None:
         (Wanted(only=["schedular"]), "no service 'schedular'"),
         (Wanted(replicas=["scheduler"]), "scheduler=2"),
         (Wanted(replicas=["worker=2"]), "--workers"),
-        (Wanted(settings=["schedular.x=1"]), "no section 'schedular'"),
+        (Wanted(settings=["schedular.x=1"]), "unknown section schedular; did you mean scheduler"),
         (Wanted(settings=["queue_max=1"]), "section.field=value"),
     ],
 )
