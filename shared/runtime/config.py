@@ -69,10 +69,12 @@ def check_setting(setting: str) -> None:
 
 def _read_section(path: Path, section: str) -> dict[str, Any]:
     try:
-        document = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        content = path.read_bytes()
+    except (OSError, ValueError) as error:  # the second: no path can be like that
+        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from error
+    try:
+        document = tomllib.loads(content.decode())
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
     for name in document:
         if name not in SECTIONS and name != section:
@@ -118,6 +120,8 @@ def _parse(text: str, value_type: Any, origin: str) -> Any:
     """The text as it is where the type takes one, else a number, a truth value, or a JSON or TOML literal."""
     try:
         return msgspec.to_builtins(msgspec.convert(text, value_type, strict=False))
+    except UnicodeEncodeError as error:  # bytes that are no UTF-8 come as lone surrogates
+        raise ConfigError(f"{origin}: {text!r} is no text") from error
     except msgspec.ValidationError as error:
         for value in _literals(text):
             if not isinstance(value, str):  # a quoted "7" is no number either
@@ -127,9 +131,9 @@ def _parse(text: str, value_type: Any, origin: str) -> Any:
 
 def _literals(text: str) -> Iterator[Any]:
     """What the text means as JSON and as TOML, as far as it is either."""
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         yield json.loads(text)
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         yield tomllib.loads(f"value = {text}")["value"]
 
 
