@@ -87,7 +87,8 @@ class Attempt:
             return self._failed(Reason.INTERNAL, str(error), retryable=False)
         except LegatoError as error:  # the bus stayed away
             log.warning("attempt broken off", extra={"step": self.dispatch.step, "attempt": self.dispatch.attempt, "error": str(error)})
-            return self._failed(Reason.INTERNAL, str(error), retryable=True)
+            void = self._revoked is not None and self._revoked not in REVOKED_ENDS
+            return None if void else self._failed(Reason.INTERNAL, str(error), retryable=True)
 
     async def revoke(self, reason: Reason) -> None:
         """Stop because the scheduler says so."""

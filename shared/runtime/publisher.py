@@ -1,7 +1,8 @@
 """Publishing to JetStream with acknowledgement, many messages in flight at once.
 
 One inbox serves all acknowledgements of a connection, and one sweep re-sends what has not been acknowledged: after a broken connection
-or a restart of the server nothing is lost, and the message id keeps a second copy out of the stream.
+or a restart of the server nothing is lost, and the message id keeps a second copy out of the stream. nats-server looks at `expect_last`
+before it looks for copies, though: a refused message may be the copy of one that was stored, and whose acknowledgement was lost.
 """
 
 import asyncio
@@ -24,6 +25,8 @@ RESEND_DOUBLINGS_MAX = 3
 GIVE_UP_AFTER_S = 120.0  # equals the streams' duplicate window: later, a copy would no longer be noticed
 SWEEP_S = 0.25
 HEADERS_MAX_BYTES = 4_096  # room for them below the server's limit on a message, at which it closes the connection for good
+CHECK_TIMEOUT_S = 2.0
+MSG_ID = "Nats-Msg-Id"
 _WRONG_LAST_SEQUENCE = (10071, 10164)  # nats-server's error codes: another writer was there first
 
 
@@ -62,7 +65,7 @@ class Ack(msgspec.Struct):
 class _Pending:
     subject: str
     data: bytes
-    headers: dict[str, str] | None
+    headers: dict[str, str]
     future: asyncio.Future[Ack]
     first: float
     sent: float = 0.0  # 0: again at once
@@ -87,6 +90,7 @@ class Publisher:
         self._prefix = client.new_inbox()
         self._decoder = msgspec.json.Decoder(Ack)
         self._sweeper: asyncio.Task[None] | None = None
+        self._checks: set[asyncio.Task[None]] = set()
         self._room = asyncio.Event()
         self._room.set()
 
@@ -96,9 +100,10 @@ class Publisher:
 
     async def stop(self) -> None:
         """Stop re-sending; what is still pending fails with StoreError."""
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            await asyncio.gather(self._sweeper, return_exceptions=True)
+        tasks = [*self._checks, *([self._sweeper] if self._sweeper is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         for pending in self._pending.values():
             if not pending.future.done():
                 pending.future.set_exception(StoreError(f"closed before {pending.subject} was acknowledged"))
@@ -124,7 +129,7 @@ class Publisher:
             await self._wait_for_room(subject)
         headers: dict[str, str] = {}
         if msg_id:
-            headers["Nats-Msg-Id"] = msg_id
+            headers[MSG_ID] = msg_id
         if trace:
             headers["traceparent"] = trace
         if expect_last is not None:
@@ -132,7 +137,7 @@ class Publisher:
         self._count += 1
         token = str(self._count)
         future: asyncio.Future[Ack] = asyncio.get_running_loop().create_future()
-        pending = _Pending(subject, data, headers or None, future, time.monotonic())
+        pending = _Pending(subject, data, headers, future, time.monotonic())
         self._pending[token] = pending
         await self._send(token, pending)
         return future
@@ -159,7 +164,7 @@ class Publisher:
     async def _send(self, token: str, pending: _Pending) -> None:
         pending.sent, pending.times = time.monotonic(), pending.times + 1
         try:
-            await self._client.publish(pending.subject, pending.data, f"{self._prefix}.{token}", pending.headers)
+            await self._client.publish(pending.subject, pending.data, f"{self._prefix}.{token}", pending.headers or None)
         except nats.errors.OutboundBufferLimitError:
             log.debug("outbound buffer full, will send again", extra={"subject": pending.subject})
         except nats.errors.Error as error:
@@ -192,11 +197,30 @@ class Publisher:
         if ack.error is None:
             self._finish(token, ack)
         elif ack.error.err_code in _WRONG_LAST_SEQUENCE:
-            self._finish(token, WrongLastSequence(f"{pending.subject}: {ack.error.description}"))
+            checking = asyncio.create_task(self._check_refusal(token, pending, ack), name="publisher-check")
+            self._checks.add(checking)
+            checking.add_done_callback(self._checks.discard)
         elif ack.error.code == 503:
             pending.again_soon()
         else:
             self._finish(token, StoreError(f"JetStream refused {pending.subject}: {ack.error.description}"))
+
+    async def _check_refusal(self, token: str, pending: _Pending, refusal: Ack) -> None:
+        """Whether the subject's last message, which the expectation missed, is this one. Where that cannot be told now, it is sent again
+        and refused again."""
+        try:
+            request = msgspec.json.encode({"last_by_subj": pending.subject})
+            last = await self._client.request(f"$JS.API.DIRECT.GET.{refusal.stream}", request, timeout=CHECK_TIMEOUT_S)
+        except (nats.errors.Error, TimeoutError) as error:
+            log.info("refusal not understood yet", extra={"subject": pending.subject, "error": repr(error)})
+            pending.again_soon()
+            return
+        stored, mine = last.headers or {}, pending.headers.get(MSG_ID)
+        if mine and stored.get(MSG_ID) == mine:
+            self._finish(token, Ack(stream=refusal.stream, seq=int(stored["Nats-Sequence"]), duplicate=True))
+        else:
+            described = refusal.error.description if refusal.error is not None else ""
+            self._finish(token, WrongLastSequence(f"{pending.subject}: {described}"))
 
     async def _sweep(self) -> None:
         while True:
