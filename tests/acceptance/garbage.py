@@ -1,19 +1,26 @@
 """Malformed input for every door: what to send, and a wire to NATS on which nothing is too odd to be sent."""
 
 import asyncio
+import io
 import json
 import re
+import sys
 import uuid
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
+from unittest import mock
 
+import msgspec
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
+
+from legato.cli import main
 
 LIMIT_S = 20.0
 
 # The fleet is one for all examples, on purpose: what one leaves behind, the next must bear.
-FUZZ = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+FUZZ = settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 
 JSON: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
@@ -39,6 +46,44 @@ NO_MESSAGES = [
     b"\xef\xbb\xbf{}",
     DEEP,
 ]
+
+PROMPT: dict[str, Any] = {"model": "sim-small", "prompt": [72, 105], "sampling": {"max_tokens": 3}}
+
+
+ODD_TEXTS = ["\0", "\ud800", "\ufeff\u202e", "x" * 1_000_000, "é" * 20_000, "\x1b[2J", "{{ 7 * 7 }}", "'; DROP TABLE steps; --"]
+
+
+def with_text(field: str, text: str) -> dict[str, Any]:
+    """A submission that has the text there."""
+    message = {"role": "user", "content": "Hello"}
+    body: dict[str, Any] = {"model": "sim-small", "messages": [message], "sampling": {"max_tokens": 3}}
+    match field:
+        case "prompt":
+            return {**PROMPT, "prompt": text}
+        case "content" | "name" | "role":
+            return {**body, "messages": [{**message, field: text}]}
+        case "stop":
+            return {**body, "sampling": {"max_tokens": 3, "stop": [text]}}
+        case "bias":
+            return {**body, "sampling": {"max_tokens": 3, "logit_bias": {text: 1.0}}}
+    return {**body, field: text}
+
+
+CHAT: dict[str, Any] = {
+    "model": "sim-small",
+    "messages": [{"role": "user", "content": "Hello"}, {"role": "user", "content": [{"type": "text", "text": "Hi"}]}],
+    "max_tokens": 3,
+    "temperature": 0.5,
+    "stop": ["x"],
+    "logit_bias": {"5": 1.0},
+    "logprobs": True,
+    "top_logprobs": 1,
+    "n": 1,
+    "tools": [],
+    "stream": True,
+    "stream_options": {"include_usage": True},
+}
+COMPLETION: dict[str, Any] = {"model": "sim-small", "prompt": "Hello", "max_tokens": 3, "logprobs": 1, "stop": "x", "echo": False}
 
 # A submission with every field.
 GOOD: dict[str, Any] = {
@@ -96,9 +141,42 @@ def encoded(document: Any) -> bytes:
     return json.dumps(document).encode()
 
 
+def document(message: msgspec.Struct) -> dict[str, Any]:
+    """As JSON has it."""
+    return dict(json.loads(msgspec.json.encode(message)))
+
+
 def bodies(*valid: dict[str, Any]) -> st.SearchStrategy[bytes]:
     """Random bytes, random JSON, and valid documents with one value replaced."""
     return st.one_of(st.binary(max_size=64), JSON.map(encoded), *(replaced(each).map(encoded) for each in valid))
+
+
+def is_token(subject: bytes) -> bool:
+    """Whether nats-server takes it for one token of a subject."""
+    return not set(subject) & set(b" \t\r\n.") and subject != b""
+
+
+def is_id(name: bytes) -> bool:
+    """Whether it may name a step."""
+    return name.isascii() and name.replace(b"-", b"a").replace(b"_", b"a").isalnum() and len(name) <= 128
+
+
+def run_command(words: list[str]) -> tuple[int | str | None, str, str]:
+    """Exit status, output and errors of the command line, in this process; what it does not catch is raised."""
+    output, error = io.StringIO(), io.StringIO()
+    with mock.patch.object(sys, "argv", ["legato", *words]), redirect_stdout(output), redirect_stderr(error):
+        try:
+            main()
+        except SystemExit as end:
+            return end.code, output.getvalue(), error.getvalue()
+    return 0, output.getvalue(), error.getvalue()
+
+
+def told(status: int | str | None, output: str, error: str) -> bool:
+    """Whether a command did what it was asked, or said in one line why not."""
+    if status == 1:
+        return error.count("legato:") == 1 or bool(output)  # `replay` prints differences
+    return status in (0, None) or (status == 2 and "Error" in error)
 
 
 class Wire:

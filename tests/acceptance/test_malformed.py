@@ -7,7 +7,7 @@ import json
 import re
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing
 from typing import Any
 
@@ -27,13 +27,31 @@ from shared.contracts.examples import MESSAGES
 from shared.contracts.fleet import RunningStep, WorkerBeat, WorkerState
 from shared.contracts.ids import CellId, StepId, WorkerId
 from shared.contracts.outcomes import Status
-from shared.contracts.steps import CancelRequested
+from shared.contracts.steps import CancelRequested, StepDispatched, StepRevoked, StepState
 from shared.contracts.streams import DEAD, OUT
 from shared.runtime.cursor import Source
 from tests.acceptance.conftest import running_fleet
-from tests.acceptance.garbage import FUZZ, GOOD, JSON, LIMIT_S, NO_MESSAGES, Wire, bodies, encoded, replaced
-
-PROMPT: dict[str, Any] = {"model": "sim-small", "prompt": [72, 105], "sampling": {"max_tokens": 3}}
+from tests.acceptance.garbage import (
+    CHAT,
+    COMPLETION,
+    FUZZ,
+    GOOD,
+    JSON,
+    LIMIT_S,
+    NO_MESSAGES,
+    ODD_TEXTS,
+    PROMPT,
+    Wire,
+    bodies,
+    document,
+    encoded,
+    is_id,
+    is_token,
+    replaced,
+    run_command,
+    told,
+    with_text,
+)
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +78,9 @@ async def unharmed(request: pytest.FixtureRequest) -> AsyncIterator[None]:
     async with Client(fleet.running.nats) as client:
         step = await client.submit(model="sim-small", prompt="Hello", max_tokens=3)
         assert (await step.result(LIMIT_S)).status is Status.SUCCEEDED
+        async with asyncio.timeout(LIMIT_S):  # and Postgres has it
+            while (await client.record(step.id)).status is not StepState.SUCCEEDED:  # noqa: ASYNC110  it can only be asked
+                await asyncio.sleep(0.01)
     async with httpx.AsyncClient(timeout=LIMIT_S) as http:
         body = {"model": "sim-small", "prompt": "Hello", "max_tokens": 3}
         assert (await http.post(f"{fleet.running.http}/v1/completions", json=body)).status_code == 200
@@ -93,25 +114,6 @@ def said_properly(end: dict[str, Any]) -> bool:
 async def test_every_submission_ends_refused_or_served(fleet: Fleet, wire: Wire, body: bytes) -> None:
     end = await submitted(fleet, wire, body)
     assert said_properly(end) or end["status"] == "expired"  # a replaced `timeout_ms` may be very short
-
-
-ODD_TEXTS = ["\0", "\ud800", "\ufeff\u202e", "x" * 1_000_000, "é" * 20_000, "\x1b[2J", "{{ 7 * 7 }}", "'; DROP TABLE steps; --"]
-
-
-def with_text(field: str, text: str) -> dict[str, Any]:
-    """A submission that has the text there."""
-    message = {"role": "user", "content": "Hello"}
-    body: dict[str, Any] = {"model": "sim-small", "messages": [message], "sampling": {"max_tokens": 3}}
-    match field:
-        case "prompt":
-            return {**PROMPT, "prompt": text}
-        case "content" | "name" | "role":
-            return {**body, "messages": [{**message, field: text}]}
-        case "stop":
-            return {**body, "sampling": {"max_tokens": 3, "stop": [text]}}
-        case "bias":
-            return {**body, "sampling": {"max_tokens": 3, "logit_bias": {text: 1.0}}}
-    return {**body, field: text}
 
 
 @pytest.mark.parametrize("field", ["prompt", "content", "name", "role", "user", "model", "workflow", "key", "stop", "bias"])
@@ -149,12 +151,8 @@ async def test_no_header_keeps_a_submission_from_being_answered(fleet: Fleet, wi
         assert (await end_of(fleet, step))["status"] == "succeeded"
 
 
-def token(subject: bytes) -> bool:
-    return not set(subject) & set(b" \t\r\n.") and subject != b""
-
-
 @FUZZ
-@given(name=st.binary(min_size=1, max_size=30).filter(token))
+@given(name=st.binary(min_size=1, max_size=30).filter(is_token))
 @example(b"*")
 @example(b">")
 @example(b"\xff\xfe")
@@ -166,15 +164,11 @@ async def test_what_is_no_step_id_is_parked(fleet: Fleet, name: bytes) -> None:
     async with Wire(fleet.running.nats) as wire:
         seq = await wire.store(b"legato.submit." + name, encoded(PROMPT))
         await wire.store(b"legato.cancel." + name, b"{}")
-    if seq and not subjects_token(name):
+    if seq and not is_id(name):
         await parked(fleet, [f"LEGATO_STEPS:{seq}"])
 
 
-def subjects_token(name: bytes) -> bool:
-    return name.isascii() and name.replace(b"-", b"a").replace(b"_", b"a").isalnum() and len(name) <= 128
-
-
-async def letters(fleet: Fleet) -> AsyncIterator[dict[str, Any]]:
+async def letters(fleet: Fleet) -> AsyncGenerator[dict[str, Any]]:
     """All dead letters, those to come as well."""
     cursor = await fleet.bus.read(Source(stream=DEAD.name, subjects=(subjects.DEAD,)))
     try:
@@ -223,21 +217,6 @@ async def test_every_step_of_all_these_has_one_end_as_its_last_word(fleet: Fleet
     assert all(last.values())
 
 
-CHAT: dict[str, Any] = {
-    "model": "sim-small",
-    "messages": [{"role": "user", "content": "Hello"}, {"role": "user", "content": [{"type": "text", "text": "Hi"}]}],
-    "max_tokens": 3,
-    "temperature": 0.5,
-    "stop": ["x"],
-    "logit_bias": {"5": 1.0},
-    "logprobs": True,
-    "top_logprobs": 1,
-    "n": 1,
-    "tools": [],
-    "stream": True,
-    "stream_options": {"include_usage": True},
-}
-COMPLETION: dict[str, Any] = {"model": "sim-small", "prompt": "Hello", "max_tokens": 3, "logprobs": 1, "stop": "x", "echo": False}
 STATUSES = {200, *STATUS.values()} - {500}
 
 
@@ -366,19 +345,22 @@ async def test_ids_that_would_be_commands_to_nats_are_parked(fleet: Fleet, wire:
     await wire.publish(b"legato.beat.phantom", msgspec.json.encode(beat))
 
 
-@settings(FUZZ, max_examples=300)
+@settings(FUZZ, max_examples=200)
 @given(kind=st.sampled_from(INNER), data=st.data())
 async def test_well_formed_messages_with_any_value_are_survived(fleet: Fleet, wire: Wire, kind: Kind, data: st.DataObject) -> None:
     good = inner_example(kind)
     names = [name for name in kind.type.__struct_fields__ if name not in ("worker", "cell")]
-    document = {name: value for name, value in json.loads(msgspec.json.encode(good)).items() if name in names or name == "type"}
-    document = data.draw(replaced(document, JSON | st.integers(-(2**70), 2**70) | st.just(2**31) | st.just(0)))
+    known = {name: value for name, value in document(good).items() if name in names or name == "type"}
+    odd = data.draw(replaced(known, JSON | st.integers(-(2**70), 2**70) | st.just(2**31) | st.just(0)))
     fixed = {name: getattr(good, name) for name in ("worker", "cell") if name in kind.type.__struct_fields__}
-    await wire.publish(kind.subject(good).encode(), encoded({**document, **fixed}))
+    await wire.publish(kind.subject(good).encode(), encoded({**odd, **fixed}))
+
+
+ORDERS = [document(inner_example(kind, worker="worker-0")) for kind in CATALOGUE if kind.type in (StepDispatched, StepRevoked)]
 
 
 @FUZZ
-@given(event=st.sampled_from(["dispatched", "revoked"]), body=bodies(*({"type": "step.dispatched", **each} for each in [{}])))
+@given(event=st.sampled_from(["dispatched", "revoked"]), body=bodies(*ORDERS))
 async def test_a_worker_bears_any_order(fleet: Fleet, wire: Wire, event: str, body: bytes) -> None:
     await wire.publish(f"legato.step.{uuid.uuid4().hex}.{event}.worker-0".encode(), body)
 
@@ -394,3 +376,23 @@ async def test_no_machine_met_a_bug(fleet: Fleet) -> None:
     async for record in fleet.bus.history(DEAD.name, subjects.DEAD):
         letter = json.loads(record.data)
         assert letter["service"] == "workflow" or not re.match(r"\w+(Error|Exception|Large): ", letter["error"]), letter
+
+
+NUMBERS = ["nan", "inf", "-1", "0", "1e400", "0x10", "９", "²", "1" * 5_000, "", " "]
+WORDS = st.text(max_size=20) | st.sampled_from([*NUMBERS, "\udcff", "*", ">", "a b", "-", "--"])
+SUBMIT = ["--max-tokens", "--temperature", "--top-p", "--seed", "--timeout", "--priority", "--id", "--model", "--stop", "--system", "--key"]
+REPLAY = ["--at", "--from", "--to", "--partition", "--set"]
+
+
+@settings(FUZZ, max_examples=30)
+@given(text=WORDS, option=st.sampled_from(SUBMIT), value=WORDS)
+async def test_any_submission_by_command_gets_an_answer(fleet: Fleet, text: str, option: str, value: str) -> None:
+    words = ["submit", text if text != "-" else "x", "--max-tokens", "3", option, value, "--nats", fleet.running.nats]
+    assert told(*await asyncio.to_thread(run_command, words)), words
+
+
+@settings(FUZZ, max_examples=30)
+@given(step=WORDS, service=st.just("scheduler") | WORDS, option=st.sampled_from(REPLAY), value=WORDS)
+async def test_any_question_by_command_gets_an_answer(fleet: Fleet, step: str, service: str, option: str, value: str) -> None:
+    for words in (["timeline", step], ["replay", service, option, value], ["dead", "--last", value]):
+        assert told(*await asyncio.to_thread(run_command, [*words, "--nats", fleet.running.nats])), words
