@@ -1,0 +1,138 @@
+"""A whole fleet with the real SGLang: one worker, a small model on the CPU, greedy in float32, so that texts can be compared."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+from openai import AsyncOpenAI
+
+from legato import Client
+from legato.fleet import Fleet
+from services.worker.engines.sglang_config import SglangConfig
+from shared.contracts.fleet import WorkerBeat
+from shared.contracts.ids import WorkerId
+from shared.contracts.kv import PrefixMatched
+from shared.contracts.outcomes import Status
+from shared.contracts.steps import StepDispatched, StepState
+from shared.contracts.streams import STEPS
+from tests.acceptance.conftest import running_fleet
+
+pytestmark = [
+    pytest.mark.sglang,
+    pytest.mark.skipif(not Path(SglangConfig().python).exists(), reason="no SGLang here: run `make setup-engine`"),
+]
+MODEL = "smollm2-135m"
+LIMIT_S = 300.0  # an engine that was killed takes up to a minute to come back
+QUESTION = [
+    {"role": "system", "content": "You are a patient teacher who answers in short and simple sentences."},
+    {"role": "user", "content": "Name the four seasons of the year, and say one sentence about each of them."},
+]
+GREEDY: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "max_tokens": 40, "temperature": 0}
+
+
+def engine_processes(fleet: Fleet) -> list[psutil.Process]:
+    """SGLang under the worker, its launcher first."""
+    return psutil.Process(fleet.running.processes["worker-0"]).children(recursive=True)
+
+
+@pytest.fixture(scope="module")
+async def fleet() -> AsyncIterator[Fleet]:
+    """Drained at the end, whereupon nothing of SGLang is left."""
+    async with running_fleet(engine="sglang", workers=1) as fleet:
+        yield fleet
+        processes = engine_processes(fleet)
+        assert processes
+    assert not [process for process in processes if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.fixture
+async def openai(fleet: Fleet) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=f"{fleet.running.http}/v1", api_key="none", max_retries=0, timeout=LIMIT_S) as client:
+        yield client
+
+
+@pytest.fixture
+async def client(fleet: Fleet) -> AsyncIterator[Client]:
+    async with Client(fleet.running.nats) as client:
+        yield client
+
+
+async def test_every_door_gives_the_same_text_and_the_second_time_from_the_cache(fleet: Fleet, openai: AsyncOpenAI, client: Client) -> None:
+    matches = await fleet.bus.client.subscribe("legato.match.local")
+    await fleet.bus.client.flush()
+    first = await openai.chat.completions.create(**GREEDY)
+    second = await openai.chat.completions.create(**GREEDY)
+    text = first.choices[0].message.content
+    assert text
+    assert second.choices[0].message.content == text
+    assert second.usage is not None
+    assert second.usage.prompt_tokens_details is not None
+    assert (second.usage.prompt_tokens_details.cached_tokens or 0) > 0
+    stream = await openai.chat.completions.create(**GREEDY, stream=True)
+    assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]) == text
+    step = await client.submit(**GREEDY)
+    assert "".join([piece async for piece in step.text()]) == text
+    assert (await (await client.submit(**GREEDY)).result(LIMIT_S)).text == text
+    found = [msgspec.json.decode((await matches.next_msg(LIMIT_S)).data, type=PrefixMatched) for _ in range(5)]
+    await matches.unsubscribe()
+    assert not found[0].blocks
+    assert all(each.blocks[WorkerId("worker-0")] >= 1 for each in found[1:])
+
+
+async def test_the_scheduler_knows_what_the_cache_holds(fleet: Fleet, client: Client) -> None:
+    """With one worker it does not wait for the registry's word, so now and then it decides without."""
+    dispatched: list[StepDispatched] = []
+    async with asyncio.timeout(LIMIT_S):
+        while not dispatched or not dispatched[-1].cached_tokens:
+            step = await client.submit(**{**GREEDY, "max_tokens": 1})
+            await step.result(LIMIT_S)
+            record = await fleet.bus.last(STEPS.name, f"legato.step.{step.id}.dispatched.worker-0")
+            assert record is not None
+            dispatched.append(msgspec.json.decode(record.data, type=StepDispatched))
+    assert "cached" in dispatched[-1].why
+
+
+async def test_a_client_that_goes_stops_the_engine(fleet: Fleet, openai: AsyncOpenAI) -> None:
+    beats = await fleet.bus.client.subscribe("legato.beat.worker-0")
+    stream = await openai.chat.completions.create(**{**GREEDY, "max_tokens": 1_000}, stream=True, extra_body={"ignore_eos": True})
+    await anext(aiter(stream))
+    async with asyncio.timeout(LIMIT_S):
+        while not (await next_beat(beats)).running:
+            pass
+        await stream.close()
+        while (beat := await next_beat(beats)).running or beat.slots_used:
+            pass
+    await beats.unsubscribe()
+
+
+async def next_beat(beats: Any) -> WorkerBeat:
+    return msgspec.json.decode((await beats.next_msg(LIMIT_S)).data, type=WorkerBeat)
+
+
+async def test_a_killed_engine_interrupts_no_sentence(fleet: Fleet, client: Client) -> None:
+    request: dict[str, Any] = {**GREEDY, "max_tokens": 120, "ignore_eos": True}
+    undisturbed = await (await client.submit(**request)).result(LIMIT_S)
+    launcher = engine_processes(fleet)[0]
+    step = await client.submit(**request)
+    tokens: list[int] = []
+    killed = False
+    async with asyncio.timeout(LIMIT_S):
+        async for output in step:
+            assert output.offset == len(tokens)
+            tokens += output.tokens
+            if len(tokens) >= 20 and not killed:
+                os.kill(launcher.pid, signal.SIGKILL)
+                killed = True
+    result = step.so_far
+    assert (result.status, result.text, tokens) == (Status.SUCCEEDED, undisturbed.text, undisturbed.tokens)
+    async with asyncio.timeout(LIMIT_S):
+        while (record := await client.record(step.id)).status is not StepState.SUCCEEDED:  # noqa: ASYNC110  it can only be asked
+            await asyncio.sleep(0.1)
+    assert [attempt.status for attempt in record.attempts][-1] is Status.SUCCEEDED
+    assert len(record.attempts) > 1
