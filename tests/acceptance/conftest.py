@@ -13,10 +13,12 @@ from shared.runtime.server_directory import free_port
 
 
 @asynccontextmanager
-async def running_fleet(engine: str = "simulated", workers: int = 2, settings: tuple[str, ...] = ()) -> AsyncIterator[Fleet]:
+async def running_fleet(
+    engine: str = "simulated", workers: int = 2, settings: tuple[str, ...] = (), replicas: tuple[str, ...] = ()
+) -> AsyncIterator[Fleet]:
     """Started and ready; at the end drained and gone."""
     with tempfile.TemporaryDirectory(prefix="legato-fleet-") as directory:
-        wanted = Wanted(engine=engine, workers=workers, port=free_port(), settings=settings)
+        wanted = Wanted(engine=engine, workers=workers, port=free_port(), settings=settings, replicas=replicas)
         async with Fleet(Path(directory), wanted, lambda line: None) as fleet:
             await fleet.start()
             yield fleet
