@@ -329,20 +329,22 @@ async def test_what_is_no_message_is_parked_by_all_who_listen(fleet: Fleet, wire
     await parked(fleet, expected)
 
 
-IDS = ["", "a b", "a.b", "*", ">", "a\r\nPUB legato.status 0\r\n\r\n", "x" * 5_000, "\0"]
+IDS = ["a b", "a.b", "*", ">", "a\r\nPUB legato.status 0\r\n\r\n", "x" * 5_000, "\0", "é"]
+TRACES = ["a\r\nNats-Msg-Id: x", "\0", "é"]
 
 
 @pytest.mark.parametrize("place", ["step", "worker", "cell", "trace"])
 async def test_ids_that_would_be_commands_to_nats_are_parked(fleet: Fleet, wire: Wire, place: str) -> None:
-    kinds = [kind for kind in INNER if place in kind.type.__struct_fields__]
-    for kind in kinds:
-        for text in IDS:
-            good = inner_example(kind)
+    expected: list[str] = []
+    for kind in (kind for kind in INNER if place in kind.type.__struct_fields__):
+        for text in TRACES if place == "trace" else IDS:
+            good = inner_example(kind, worker=f"w-{uuid.uuid4().hex}")
+            expected += [f"{service} {kind.subject(good)}" for service in PARKING if service in kind.listeners]
             await wire.publish(kind.subject(good).encode(), msgspec.json.encode(msgspec.structs.replace(good, **{place: text})))
-    beat = WorkerBeat(
-        worker=WorkerId("phantom"), cell=CellId("local"), epoch=1, state=WorkerState.READY, running=[RunningStep(StepId("a b"), 1, 1)]
-    )
-    await wire.publish(b"legato.beat.phantom", msgspec.json.encode(beat))
+    running = [RunningStep(StepId("a b"), 1, 1)]
+    beat = WorkerBeat(worker=WorkerId("phantom"), cell=CellId("local"), epoch=1, state=WorkerState.READY, running=running)
+    await wire.publish(b"legato.beat.running", msgspec.json.encode(beat))
+    await parked(fleet, [*expected, "scheduler legato.beat.running"])
 
 
 @settings(FUZZ, max_examples=200)
