@@ -77,8 +77,9 @@ class Plan:
         status, problem = end
         attempt = step.attempt + 1 if step.attempt and step.problem is None else step.attempt
         finish = FinishReason.CANCELLED if status is Status.CANCELLED else FinishReason.ERROR
-        self.outputs.append(StepClosed(status=status, problem=problem, attempt=attempt, **_about(step)))
+        # The reader's end first: whoever records the closing looks there for what the reader has seen.
         self.outputs.append(Output(attempt=attempt, end=End(status=status, finish_reason=finish, problem=problem), **_about(step)))
+        self.outputs.append(StepClosed(status=status, problem=problem, attempt=attempt, **_about(step)))
         if step.worker:
             self._revoke(step, Reason.SUPERSEDED)
 

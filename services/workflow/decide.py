@@ -6,7 +6,7 @@ Rules:
 - The first finish wins. An attempt's end that is not FAILED has been seen by the step's reader, because its worker could store it only as
   the successor of all output before: it settles the step, whatever number the attempt has.
 - A FAILED attempt settles nothing: the scheduler judges it, and gives the step to another worker or closes it.
-- A closing settles the step with what it says.
+- A closing settles the step with what it says. One that comes after the reader has seen a success is an attempt's end here: judge.py.
 - What ends after the step is settled, or fails after a newer attempt was dispatched, is recorded as superseded.
 - Refused steps were never accepted: they are counted, not recorded. Events of steps without a row are counted.
 

@@ -14,6 +14,7 @@ import msgspec
 from services.workflow.announcer import Announcer
 from services.workflow.config import WorkflowConfig
 from services.workflow.decide import EVENTS, decide
+from services.workflow.judge import judged
 from services.workflow.patience import Patience
 from services.workflow.state import Changes
 from services.workflow.store import Position, Store
@@ -21,6 +22,7 @@ from shared.contracts import subjects
 from shared.contracts.envelope import Message
 from shared.contracts.ids import StepId
 from shared.contracts.journal import DeadLetter
+from shared.contracts.steps import StepClosed
 from shared.contracts.streams import STEPS
 from shared.core.machine import ENCODER
 from shared.core.reading import NoMessage, read
@@ -97,6 +99,9 @@ class Recorder:
                 events.append(read(self._decoder, record.data))
             except NoMessage as error:
                 await self._park(record, str(error))
+        closings = {index: event for index, event in enumerate(events) if isinstance(event, StepClosed)}
+        for index, event in zip(closings, await asyncio.gather(*(judged(self._bus, each) for each in closings.values())), strict=True):
+            events[index] = event
         return events
 
     async def _write(self, events: list[Message], seq: int) -> list[StepId]:

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 import asyncpg
 import msgspec
-from asyncpg.exceptions import InterfaceError, PostgresError
+from asyncpg.exceptions import InterfaceError, InternalClientError, PostgresError
 
 from shared.core.errors import LegatoError
 
@@ -161,4 +161,6 @@ def is_retryable(error: Exception) -> bool:
     if isinstance(error, InterfaceError):
         # asyncpg has one class for misuse and for connections that broke underneath; only the words differ.
         return "connection" in str(error) and "clos" in str(error)
+    if isinstance(error, InternalClientError):  # what a pool says of a connection that broke in the middle of a query
+        return "another operation" in str(error)
     return isinstance(error, RETRYABLE)

@@ -5,8 +5,9 @@ from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
+from asyncpg.exceptions import InternalClientError
 
-from shared.runtime.db import Backoff, DatabaseConfig, DatabaseError, Pool, close_pool, open_pool, with_retry
+from shared.runtime.db import Backoff, DatabaseConfig, DatabaseError, Pool, close_pool, is_retryable, open_pool, with_retry
 from shared.runtime.embedded import EmbeddedPostgres
 from shared.runtime.migrations import migrate
 from shared.runtime.server_directory import free_port
@@ -143,6 +144,11 @@ async def test_errors_of_the_caller_are_not_tried_again(pool: Pool, postgres_dsn
     password = urlsplit(postgres_dsn).password or ""
     with pytest.raises(DatabaseError, match="password"):
         await open_pool(DatabaseConfig(dsn=postgres_dsn.replace(password, "wrong")))
+
+
+def test_a_connection_that_broke_in_the_middle_of_a_query_is_told_from_a_misuse() -> None:
+    assert is_retryable(InternalClientError("cannot switch to state 15; another operation (2) is in progress"))
+    assert not is_retryable(InternalClientError("unexpected state"))
 
 
 def test_waits_grow_and_stay_bounded() -> None:

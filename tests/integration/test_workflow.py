@@ -388,6 +388,23 @@ async def test_a_step_whose_reader_saw_it_succeed_is_recorded_so_though_its_work
     assert len(await log.first(OUT.name, subjects.out(step), 2)) == 2
 
 
+async def test_a_step_whose_reader_saw_it_succeed_is_recorded_so_though_the_scheduler_closed_it(log: Log, start: Start) -> None:
+    step = new_step()
+    await log.say(admitted(step), dispatched(step))
+    end = End(status=Status.SUCCEEDED, finish_reason=FinishReason.LENGTH, usage=Usage(prompt_tokens=7, output_tokens=3))
+    await log.say(
+        Output(step=step, attempt=1, tokens=[1], text="a"), Output(step=step, attempt=1, offset=1, tokens=[2, 3], text="b", end=end)
+    )
+    problem = Problem(reason=Reason.DEADLINE_PASSED, message="the worker did not answer")
+    late = End(status=Status.EXPIRED, finish_reason=FinishReason.ERROR, problem=problem)
+    await log.say(Output(step=step, attempt=2, end=late), StepClosed(step=step, status=Status.EXPIRED, problem=problem, attempt=2))
+    await start()
+    settled = (await log.settled([step]))[step]
+    assert (settled.status, settled.attempt, settled.usage.output_tokens) == (Status.SUCCEEDED, 1, 3)
+    record = await log.query(step)
+    assert (record.status, record.tokens, record.text, record.attempts[0].worker) == (StepState.SUCCEEDED, [1, 2, 3], "ab", WORKER)
+
+
 async def test_the_service_stops_within_its_grace_and_says_what_it_lacks(start: Start) -> None:
     process = await start()
     await process.stop(10.0)
