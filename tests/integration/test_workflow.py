@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import nats.errors
 import pytest
+from workflow_messages import CELL, LOST, TEXT, WORKER, admitted, dispatched, ended, new_step, whole
 
 from services.workflow.config import WorkflowConfig
 from services.workflow.decide import decide
@@ -18,18 +19,14 @@ from services.workflow.store import Overtaken, Position, Store
 from shared.contracts import subjects
 from shared.contracts.catalogue import KIND
 from shared.contracts.envelope import Message
-from shared.contracts.ids import CellId, MessageId, ModelName, StepId, TenantId, WorkerId, WorkflowId
+from shared.contracts.ids import StepId
 from shared.contracts.journal import DeadLetter
 from shared.contracts.outcomes import FinishReason, Problem, Reason, Status, Usage
 from shared.contracts.output import End, Output
 from shared.contracts.steps import (
-    AttemptEnded,
-    Job,
     Reservation,
-    Sampling,
     StepAdmitted,
     StepClosed,
-    StepDispatched,
     StepRecord,
     StepRefused,
     StepRouted,
@@ -43,16 +40,11 @@ from shared.runtime.clock import now_ns
 from shared.runtime.cursor import Record, Source
 from shared.runtime.db import DatabaseConfig, Pool, close_pool, open_pool
 from shared.runtime.embedded import EmbeddedNats, EmbeddedPostgres
-from shared.runtime.ids import new_id
 from shared.runtime.migrations import migrate
 from shared.runtime.process import ManagedProcess, ProcessSpec
 
 WITHIN_S = 120.0  # for anything that must happen; hit only when it never would
-MINUTE_NS = 60 * 10**9
-CELL, WORKER = CellId("local"), WorkerId("w1")
 QUICK = ("sweep_ms=50", "stall_ms=100", "grace_ms=100", "redrives_max=2")
-LOST = Problem(reason=Reason.ATTEMPTS_EXHAUSTED, message="three workers were tried\0")
-TEXT = "Légato\0, bound together"  # U+0000 is a token like any other to a model
 
 Start = Callable[..., Awaitable[ManagedProcess]]
 
@@ -134,56 +126,6 @@ async def pool(database: str) -> AsyncIterator[Pool]:
     await migrate(pool, MIGRATIONS)
     yield pool
     await close_pool(pool)
-
-
-def admitted(step: StepId, deadline_ns: int = 0) -> StepAdmitted:
-    job = Job(
-        model=ModelName("m"),
-        prompt_tokens=7,
-        max_tokens=9,
-        sampling=Sampling(stop=["\0"]),
-        accepted_ns=now_ns(),
-        deadline_ns=deadline_ns or now_ns() + 10 * MINUTE_NS,
-    )
-    return StepAdmitted(
-        id=MessageId(f"{step}.admitted"),
-        step=step,
-        tenant=TenantId("acme"),
-        workflow=WorkflowId("report"),
-        trace="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
-        time_ns=now_ns(),
-        job=job,
-        reservation=Reservation(tokens=16),
-    )
-
-
-def dispatched(step: StepId, attempt: int = 1) -> StepDispatched:
-    return StepDispatched(step=step, job=admitted(step).job, cell=CELL, worker=WORKER, attempt=attempt, why="free", time_ns=now_ns())
-
-
-def ended(step: StepId, attempt: int = 1, status: Status = Status.SUCCEEDED) -> AttemptEnded:
-    return AttemptEnded(
-        step=step,
-        cell=CELL,
-        worker=WORKER,
-        attempt=attempt,
-        status=status,
-        finish_reason=FinishReason.LENGTH,
-        usage=Usage(prompt_tokens=7, cached_tokens=4, output_tokens=3),
-        tokens=[attempt, 2, 3],
-        text=TEXT,
-        problem=LOST if status is Status.FAILED else None,
-        ttft_ms=1.5,
-        total_ms=3.0,
-    )
-
-
-def whole(step: StepId) -> list[Message]:
-    return [admitted(step), dispatched(step), ended(step)]
-
-
-def new_step() -> StepId:
-    return StepId(new_id())
 
 
 async def test_a_step_settles_once_whatever_comes_twice_or_late(log: Log, start: Start) -> None:
