@@ -24,7 +24,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     keys: list[Annotated[str, Meta(pattern="^sha256:[0-9a-f]{64}$")]] = []
     requests_per_minute: Limit = 0
     tokens_per_minute: Limit = 0  # prompt and output; reserved for the longest output, what was not used is given back
-    concurrent_max: Limit = 0  # accepted and not yet settled
+    concurrent_max: Limit = 0  # accepted and not yet ended
     max_output_tokens: Annotated[int, Meta(ge=1)] = 16_384
     priority_max: Annotated[int, Meta(ge=-100, le=100)] = 0
 

@@ -7,7 +7,8 @@ Rules, in this order; the first that says no is the answer:
 3. The tenant's priority, the lengths, the tenant's rates, the deadline, and the room in the fleet: one file each in policies/.
 
 Invariants: every submission is answered by exactly one StepAdmitted, or one StepRefused and one Output with the same problem, or by nothing
-when it is a copy. What a tenant has reserved is given back when the step is settled, or GRACE_NS after its deadline.
+when it is a copy. A step counts among those that its tenant has at once until its end is reported or closed; the tokens that it reserved
+and did not use are given back when it is settled. GRACE_NS after its deadline is the latest for both.
 """
 
 from services.admission.config import AdmissionConfig
@@ -19,7 +20,7 @@ from shared.contracts.fleet import QueueReported, WorkerGone, WorkerRegistered
 from shared.contracts.ids import ModelName, TenantId
 from shared.contracts.outcomes import FinishReason, Problem, Status
 from shared.contracts.output import End, Output
-from shared.contracts.steps import Job, StepAdmitted, StepRefused, StepSettled, SubmissionRead
+from shared.contracts.steps import AttemptEnded, Job, StepAdmitted, StepClosed, StepRefused, StepSettled, SubmissionRead
 from shared.core.machine import Machine
 
 RULES: tuple[Rule, ...] = (tenant.refusal, length.refusal, rate.refusal, deadline.refusal, crowding.refusal)
@@ -88,7 +89,7 @@ MACHINE: Machine[State, AdmissionConfig] = Machine(
     name="admission",
     state=State,
     config=AdmissionConfig,
-    inputs=SubmissionRead | WorkerRegistered | WorkerGone | QueueReported | StepSettled | Tick,
+    inputs=SubmissionRead | WorkerRegistered | WorkerGone | QueueReported | AttemptEnded | StepClosed | StepSettled | Tick,
     start=lambda _: State(),
     apply=apply,
     decide=decide,

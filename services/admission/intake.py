@@ -19,7 +19,7 @@ from shared.contracts.fleet import ModelCard
 from shared.contracts.ids import MessageId, StepId, WorkflowId
 from shared.contracts.outcomes import FinishReason, Problem, Reason, Status
 from shared.contracts.output import End, Output
-from shared.contracts.steps import Prompt, StepSettled, Submission, SubmissionRead
+from shared.contracts.steps import AttemptEnded, Prompt, StepClosed, StepSettled, Submission, SubmissionRead
 from shared.contracts.subjects import step_of
 from shared.core.catalogue import resolve
 from shared.core.errors import LegatoError
@@ -34,7 +34,7 @@ NUMBER_BYTES_MAX = 21  # of a block's hash in JSON; a token's id is shorter
 ENVELOPE_BYTES = 2_048  # of a prompt, besides tokens and blocks
 NAMELESS_CHARS_MAX = 512  # of a step id that is none, and is answered all the same; nats-server takes 4,096 bytes of subjects at once
 
-_SETTLED = msgspec.json.Decoder(StepSettled)
+_NEWS: msgspec.json.Decoder[AttemptEnded | StepClosed | StepSettled] = msgspec.json.Decoder(AttemptEnded | StepClosed | StepSettled)
 Aliases = dict[str, str]
 
 
@@ -53,7 +53,7 @@ class Intake:
     async def prepare(self, record: Record) -> Message:
         """Raises Unreadable for what has no step id that anybody could be answered under, or is no message of ours."""
         if not record.subject.startswith("legato.submit."):
-            return _settled(record)
+            return news(record.data)
         step = step_from(record.subject)
         if step is None:
             raise _nameless(record)
@@ -151,11 +151,13 @@ def oversize(prompt: Prompt, bytes_max: int) -> Problem | None:
     return Problem(reason=Reason.TOO_LARGE, message=message)
 
 
-def _settled(record: Record) -> StepSettled:
+def news(data: bytes) -> Message:
+    """What became of a step. An attempt's report without its output, which can be long and is not for the journal. Raises Unreadable."""
     try:
-        return read(_SETTLED, record.data)
+        event = read(_NEWS, data)
     except NoMessage as error:
         raise Unreadable(str(error)) from error
+    return msgspec.structs.replace(event, tokens=[], text="") if isinstance(event, AttemptEnded) else event
 
 
 def _nameless(record: Record) -> Unreadable:

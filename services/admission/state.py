@@ -7,8 +7,8 @@ import msgspec
 
 from shared.contracts.envelope import Message
 from shared.contracts.ids import StepId, TenantId
-from shared.contracts.outcomes import Usage
-from shared.contracts.steps import Reservation, StepAdmitted, StepRefused, StepSettled
+from shared.contracts.outcomes import Status, Usage
+from shared.contracts.steps import AttemptEnded, Reservation, StepAdmitted, StepClosed, StepRefused, StepSettled
 from shared.core import catalogue, limits
 from shared.core.catalogue import Catalogue
 
@@ -24,6 +24,7 @@ class InFlight(msgspec.Struct, frozen=True, array_like=True):
     accepted_ns: int
     deadline_ns: int
     reservation: Reservation
+    ended: bool = False  # for its reader; what it used is known when it is settled
 
 
 class Use(msgspec.Struct, kw_only=True):
@@ -36,7 +37,7 @@ class Use(msgspec.Struct, kw_only=True):
 
 
 class State(msgspec.Struct, kw_only=True):
-    """Invariant: a tenant's `running` is the number of its steps in flight."""
+    """Invariant: a tenant's `running` is the number of its steps in flight that have not ended."""
 
     in_flight: dict[StepId, InFlight] = {}
     settled: dict[StepId, int] = {}  # when, oldest first
@@ -54,6 +55,8 @@ def apply(state: State, event: Message, now_ns: int) -> None:
         _admitted(state, event, now_ns)
     elif isinstance(event, StepSettled):
         _settled(state, event, now_ns)
+    elif isinstance(event, StepClosed) or (isinstance(event, AttemptEnded) and event.status is not Status.FAILED):
+        _ended(state, event.step)
     elif isinstance(event, StepRefused):
         _remember(state.refused, event.step, now_ns)
     else:
@@ -71,13 +74,25 @@ def _admitted(state: State, event: StepAdmitted, now_ns: int) -> None:
     state.in_flight[event.step] = InFlight(event.tenant, now_ns, event.job.deadline_ns, reservation)
 
 
+def _ended(state: State, step: StepId) -> None:
+    """Make room for the tenant's next step as soon as this one's reader can know of its end, which is before the settlement.
+
+    An attempt that failed is not the end: another one follows, or a StepClosed. All others are reported once the output has its end.
+    """
+    entry = state.in_flight.get(step)
+    if entry is not None and not entry.ended:
+        state.in_flight[step] = msgspec.structs.replace(entry, ended=True)
+        state.tenants[entry.tenant].running -= 1
+
+
 def _settled(state: State, event: StepSettled, now_ns: int) -> None:
+    _ended(state, event.step)
     entry = state.in_flight.pop(event.step, None)
     if entry is None:
         return
-    use = state.tenants[entry.tenant]
-    use.running -= 1
-    use.tokens_full_ns = limits.returned(use.tokens_full_ns, _unused_ns(entry, use, event.usage))
+    use = state.tenants.get(entry.tenant)
+    if use is not None:  # without one, its buckets have been full since
+        use.tokens_full_ns = limits.returned(use.tokens_full_ns, _unused_ns(entry, use, event.usage))
     _remember(state.settled, event.step, now_ns)
 
 
@@ -101,8 +116,8 @@ def _sweep(state: State, now_ns: int) -> None:
     state.swept_ns = now_ns
     for step, entry in list(state.in_flight.items()):
         if now_ns > entry.deadline_ns + GRACE_NS:
+            _ended(state, step)
             del state.in_flight[step]
-            state.tenants[entry.tenant].running -= 1
     for tenant, use in list(state.tenants.items()):
         if not use.running and now_ns >= max(use.requests_full_ns, use.tokens_full_ns):
             del state.tenants[tenant]

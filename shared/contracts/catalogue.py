@@ -71,7 +71,7 @@ CATALOGUE: tuple[Kind, ...] = (
         pattern="legato.step.*.ended.*",
         stored=True,
         senders=("worker", "workflow"),
-        listeners=("scheduler", "workflow", "router"),
+        listeners=("admission", "scheduler", "workflow", "router"),
     ),
     Kind(
         type=steps.StepClosed,
@@ -79,7 +79,7 @@ CATALOGUE: tuple[Kind, ...] = (
         pattern=subjects.CLOSED,
         stored=True,
         senders=("scheduler", "router", "workflow"),
-        listeners=("scheduler", "workflow"),
+        listeners=("admission", "scheduler", "workflow"),
     ),
     Kind(
         type=steps.StepSettled,

@@ -18,8 +18,8 @@ from shared.contracts.ids import CellId, ModelName, StepId, WorkerId
 from shared.contracts.journal import DeadLetter
 from shared.contracts.outcomes import Problem, Reason, Status, Usage
 from shared.contracts.output import Output
-from shared.contracts.steps import Prompt, StepAdmitted, StepRefused, StepSettled
-from shared.contracts.streams import DEAD, MODELS_BUCKET, OUT, PROMPTS, STEPS
+from shared.contracts.steps import AttemptEnded, Prompt, StepAdmitted, StepClosed, StepRefused, StepSettled
+from shared.contracts.streams import DEAD, JOURNAL, MODELS_BUCKET, OUT, PROMPTS, STEPS
 from shared.core.blocks import block_hashes
 from shared.core.machine import ENCODER
 from shared.drivers.replay import Replay
@@ -227,6 +227,27 @@ async def test_a_settled_step_makes_room_for_the_next_also_after_a_restart(rig: 
     await (await rig.bus.store(subjects.step_event(first, "settled"), ENCODER.encode(settled)))
     await rig.start(*settings)
     await rig.admitted(await rig.submit())
+
+
+async def test_a_step_that_has_ended_makes_room_for_the_next_and_its_output_stays_out_of_the_journal(rig: Rig) -> None:
+    await rig.register()
+    await rig.start(TENANTS.replace('"requests_per_minute":2', '"concurrent_max":1'))
+    first = await rig.submit(key=KEY)
+    await rig.admitted(first)
+    ended = AttemptEnded(step=first, cell=CellId("local"), worker=WorkerId("w"), attempt=1, status=Status.SUCCEEDED, text="all night")
+    await (await rig.bus.store(subjects.step_event(first, "ended.local"), ENCODER.encode(ended)))
+    second = await rig.submit(key=KEY)
+    await rig.admitted(second)
+    assert (await rig.refused(await rig.submit(key=KEY))).reason is Reason.RATE_LIMITED
+    closed = StepClosed(step=second, status=Status.SHED, problem=Problem(reason=Reason.NO_CAPACITY, message="no worker"))
+    await (await rig.bus.store(subjects.step_event(second, "closed"), ENCODER.encode(closed)))
+    await rig.admitted(await rig.submit(key=KEY))
+    assert rig.process is not None
+    assert await rig.process.stop() == 0
+    journal = [record.data async for record in rig.bus.history(JOURNAL.name, subjects.journal("admission", "main"))]
+    assert any(b"attempt.ended" in data for data in journal)
+    assert not any(b"all night" in data for data in journal)
+    assert (await Replay(rig.bus, MACHINE, "main").verify()).differing == 0
 
 
 async def test_a_step_submitted_twice_is_admitted_once(rig: Rig) -> None:

@@ -177,6 +177,22 @@ def settlements() -> st.SearchStrategy[Message]:
     return st.builds(StepSettled, step=STEPS, status=st.sampled_from(Status), usage=usage)
 
 
+def endings() -> st.SearchStrategy[Message]:
+    return st.builds(
+        AttemptEnded,
+        step=STEPS,
+        cell=CELLS,
+        worker=WORKERS,
+        attempt=st.just(1),
+        status=st.sampled_from([Status.SUCCEEDED, Status.FAILED, Status.CANCELLED]),
+        retryable=st.booleans(),
+    )
+
+
+def closings() -> st.SearchStrategy[Message]:
+    return st.builds(StepClosed, step=STEPS, status=st.sampled_from(Status), problem=st.just(Problem(reason=Reason.INTERNAL, message="no")))
+
+
 def timed(events: st.SearchStrategy[Message]) -> st.SearchStrategy[list[tuple[Message, int]]]:
     return st.lists(st.tuples(events, st.integers(-2 * SECOND, 40 * SECOND)), max_size=60)
 
@@ -188,7 +204,7 @@ def round_trip(value: Any) -> Any:
 def check_admission(state: State, now: int) -> None:
     assert len(state.in_flight) <= CONFIG.in_flight_max
     for name, use in state.tenants.items():
-        assert use.running == sum(entry.tenant == name for entry in state.in_flight.values())
+        assert use.running == sum(entry.tenant == name and not entry.ended for entry in state.in_flight.values())
         assert 0 <= limits.level(use.requests_full_ns, now) <= 1
         assert 0 <= limits.level(use.tokens_full_ns, now) <= 1
         terms = CONFIG.tenants[name]
@@ -207,7 +223,7 @@ def check_answer(event: Message, outputs: list[Message], known: bool) -> None:
 
 
 @settings(deadline=None)
-@given(timed(submissions() | settlements() | fleet_events()))
+@given(timed(submissions() | settlements() | endings() | closings() | fleet_events()))
 def test_admission_keeps_its_counts_and_decides_the_same_after_a_snapshot(events: list[tuple[Message, int]]) -> None:
     state, now = State(), NOW
     for event, later in events:
@@ -223,7 +239,7 @@ def test_admission_keeps_its_counts_and_decides_the_same_after_a_snapshot(events
 
 
 @settings(deadline=None)
-@given(timed(submissions() | settlements()), st.booleans())
+@given(timed(submissions() | settlements() | endings() | closings()), st.booleans())
 def test_when_everything_is_settled_or_past_its_time_nothing_is_left_in_use(events: list[tuple[Message, int]], settle: bool) -> None:
     state, now = State(), NOW
     for event, later in events:
@@ -250,18 +266,6 @@ ROUTER_CONFIG = RouterConfig(aliases={"alias": "small"}, waiting_max=3)
 def admissions() -> st.SearchStrategy[Message]:
     models = st.sampled_from(["small", "large", "alias", "other"]).map(ModelName)
     return st.builds(StepAdmitted, step=STEPS, job=st.builds(Job, model=models, prompt_tokens=st.just(1), max_tokens=st.just(1)))
-
-
-def endings() -> st.SearchStrategy[Message]:
-    return st.builds(
-        AttemptEnded,
-        step=STEPS,
-        cell=CELLS,
-        worker=WORKERS,
-        attempt=st.just(1),
-        status=st.sampled_from([Status.SUCCEEDED, Status.FAILED, Status.CANCELLED]),
-        retryable=st.booleans(),
-    )
 
 
 @settings(deadline=None)
