@@ -111,9 +111,32 @@ def test_what_flowed_back_by_itself_is_not_returned_a_second_time() -> None:
     desk.refused(prompt_tokens=1, sampling=Sampling(max_tokens=1))
 
 
-def test_a_step_larger_than_the_whole_bucket_is_told_that_waiting_is_no_use() -> None:
-    problem = Desk(tokens_per_minute=100).refused(prompt_tokens=50, sampling=Sampling(max_tokens=51))
-    assert (problem.reason, problem.param, problem.retry_after_ms) == (Reason.RATE_LIMITED, "max_tokens", 0)
+@pytest.mark.parametrize(
+    ("prompt_tokens", "param", "words"),
+    [
+        (50, "max_tokens", "needs 101 tokens, 50 of prompt and 51 of output (max_tokens); tenant acme has 100 per minute"),
+        (50, "max_tokens", "max_tokens can be at most 50"),
+        (99, "max_tokens", "max_tokens can be at most 1"),
+        (100, "prompt", "the prompt is too long"),
+    ],
+)
+def test_a_step_larger_than_the_whole_bucket_is_a_wrong_request_not_an_early_one(prompt_tokens: int, param: str, words: str) -> None:
+    problem = Desk(tokens_per_minute=100).refused(prompt_tokens=prompt_tokens, sampling=Sampling(max_tokens=51))
+    assert (problem.reason, problem.param, problem.retry_after_ms) == (Reason.INVALID, param, 0)
+    assert words in problem.message
+
+
+def test_what_can_never_be_admitted_is_told_so_also_at_another_limit() -> None:
+    desk = Desk(tokens_per_minute=100, requests_per_minute=1, concurrent_max=1)
+    desk.admitted(prompt_tokens=1, sampling=Sampling(max_tokens=99))
+    assert desk.refused(prompt_tokens=50, sampling=Sampling(max_tokens=51)).reason is Reason.INVALID
+
+
+def test_a_whole_bucket_can_be_asked_for_at_once_whatever_its_size() -> None:
+    for size in (1, 2, 3, 7, 59, 61, 997, 999_983):
+        desk = Desk(tokens_per_minute=size, max_output_tokens=10**6)
+        desk.admitted(prompt_tokens=0, context_tokens=10**6, sampling=Sampling(max_tokens=size))
+        assert desk.refused(prompt_tokens=1, context_tokens=10**6, sampling=Sampling(max_tokens=size)).reason is Reason.INVALID
 
 
 def test_a_refused_step_uses_nothing_of_any_limit() -> None:
@@ -199,7 +222,8 @@ def test_an_output_that_cannot_end_early_counts_in_full() -> None:
     desk = Desk()
     desk.fleet(decode_tokens_per_s=10)
     desk.queue()
-    desk.refused(timeout_ms=4_000, sampling=Sampling(max_tokens=50, ignore_eos=True))
+    problem = desk.refused(timeout_ms=4_000, sampling=Sampling(max_tokens=50, ignore_eos=True))
+    assert (problem.reason, problem.param, problem.retry_after_ms) == (Reason.INVALID, "timeout_ms", 0), "coming back is no use"
     desk.refused(timeout_ms=4_000, sampling=Sampling(max_tokens=50, min_tokens=41))
     desk.admitted(timeout_ms=4_000, sampling=Sampling(max_tokens=50, ignore_eos=True, stop=["x"]))
     desk.admitted(timeout_ms=4_000, sampling=Sampling(max_tokens=50))

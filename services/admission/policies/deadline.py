@@ -2,6 +2,7 @@
 
 It cannot when the shortest predicted wait of the model's cells and the least time that its output takes on the fastest worker together
 exceed its timeout. The prompt counts nothing, since it may be cached, nor does an output that may end early: refused is only what is sure.
+A step whose output alone takes longer on the fastest worker is a wrong request: coming back would not help it.
 Cells without a fresh report are not known to be slow, so when none is fresh nobody is refused.
 """
 
@@ -21,7 +22,11 @@ def refusal(state: State, request: Request, config: AdmissionConfig) -> Problem 
     wait_ms = _shortest_wait_ms(model, request.now_ns, config) if model else None
     if model is None or wait_ms is None:
         return None
-    late_ms = wait_ms + least_output_ms(request, model) - request.timeout_ms
+    output_ms = least_output_ms(request, model)
+    if output_ms > request.timeout_ms:
+        message = f"the output takes {output_ms} ms on the fastest worker of {request.model}; the step's timeout is {request.timeout_ms} ms"
+        return Problem(reason=Reason.INVALID, message=message, param="timeout_ms")
+    late_ms = wait_ms + output_ms - request.timeout_ms
     if late_ms <= 0:
         return None
     message = f"{request.model} could end this step in {late_ms + request.timeout_ms} ms at best; its timeout is {request.timeout_ms} ms"

@@ -1,6 +1,7 @@
 """Rule: a tenant's requests and tokens per minute flow from a bucket each, and no more of its steps run at once than agreed.
 
-Tokens are reserved for the longest output when the step enters; what it did not use flows back when it is settled.
+Tokens are reserved for the longest output when the step enters; what it did not use flows back when it is settled. A step that a full
+bucket cannot hold is a wrong request: waiting would not help it.
 """
 
 from services.admission.config import AdmissionConfig
@@ -25,20 +26,29 @@ def reservation(request: Request) -> Reservation:
 def refusal(state: State, request: Request, config: AdmissionConfig) -> Problem | None:
     """Says when the buckets will have what is asked for, to the millisecond."""
     use, terms = state.tenants.get(request.tenant, _UNUSED), request.terms
+    if terms.tokens_per_minute and request.tokens > terms.tokens_per_minute:
+        return _never(request)
     if terms.concurrent_max and use.running >= terms.concurrent_max:
         message = f"{use.running} steps of tenant {request.tenant} are under way; the limit is {terms.concurrent_max}"
         return _limited(message, config.retry_min_ms)
     taken = reservation(request)
-    requests_ns = limits.wait_ns(use.requests_full_ns, taken.request_ns, request.now_ns)
-    tokens_ns = limits.wait_ns(use.tokens_full_ns, taken.tokens_ns, request.now_ns)
-    if tokens_ns is None:
-        message = f"this step asks for {request.tokens} tokens at once; the limit is {terms.tokens_per_minute} per minute: lower max_tokens"
-        return Problem(reason=Reason.RATE_LIMITED, message=message, param="max_tokens")
-    if tokens_ns >= (requests_ns or 0) and tokens_ns > 0:
+    requests_ns = limits.wait_ns(use.requests_full_ns, taken.request_ns, request.now_ns) or 0  # neither is None: both buckets hold it
+    tokens_ns = limits.wait_ns(use.tokens_full_ns, taken.tokens_ns, request.now_ns) or 0
+    if tokens_ns >= requests_ns and tokens_ns > 0:
         return _limited(f"over {terms.tokens_per_minute} tokens per minute", _whole_ms(tokens_ns))
     if requests_ns:
         return _limited(f"over {terms.requests_per_minute} requests per minute", _whole_ms(requests_ns))
     return None
+
+
+def _never(request: Request) -> Problem:
+    prompt, limit = request.read.prompt_tokens, request.terms.tokens_per_minute
+    needs = f"this step needs {request.tokens} tokens, {prompt} of prompt and {request.max_tokens} of output (max_tokens)"
+    message = f"{needs}; tenant {request.tenant} has {limit} per minute: "
+    if prompt < limit:
+        return Problem(reason=Reason.INVALID, message=f"{message}max_tokens can be at most {limit - prompt}", param="max_tokens")
+    param = "messages" if request.read.chat else "prompt"
+    return Problem(reason=Reason.INVALID, message=f"{message}the prompt is too long", param=param)
 
 
 def _limited(message: str, retry_after_ms: int) -> Problem:
