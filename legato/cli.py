@@ -49,7 +49,7 @@ def legato(
 
 
 def main() -> None:
-    """The program. Exit status: 0 done, 1 an expected "no", 2 wrong usage, 130 interrupted."""
+    """The program. Exit status: 0 done, 1 an expected "no", 2 wrong usage, 130 interrupted, 143 by SIGTERM."""
     try:
         build(sys.argv[1:])()
     except* LegatoError as group:

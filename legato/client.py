@@ -114,7 +114,7 @@ class Client:
         try:
             answer = await self.bus.client.request(subjects.query_step(step), b"", timeout=RECORD_TIMEOUT_S)
         except (nats.errors.Error, TimeoutError) as error:
-            problem = Problem(reason=Reason.INTERNAL, message=f"no workflow service answers: {error or 'timeout'}")
+            problem = Problem(reason=Reason.INTERNAL, message=f"no workflow service answers: {str(error) or 'timeout'}")
             return StepRecord(step=step, status=StepState.UNKNOWN, problem=problem)
         return msgspec.json.decode(answer.data, type=StepRecord)
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import signal
+import threading
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -40,6 +42,25 @@ async def found_bus(nats: str, data: Path) -> BusConfig:
 
 
 def finish(coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """Run a command's work to its end."""
+    """Run a command's work to its end. SIGTERM and SIGHUP leave it in order, as Ctrl-C does; the exit status is the one of shells."""
     logging.basicConfig(format="legato: %(message)s")  # warnings of the connection
-    return asyncio.run(coroutine)
+    return asyncio.run(_interruptible(coroutine))
+
+
+async def _interruptible(coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
+    interrupted: list[int] = []
+    task = asyncio.ensure_future(coroutine)
+
+    def interrupt(number: int) -> None:
+        interrupted.append(number)
+        task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGHUP) if threading.current_thread() is threading.main_thread() else ():
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup has one ignored
+            asyncio.get_running_loop().add_signal_handler(number, interrupt, number)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if interrupted:
+            raise typer.Exit(128 + interrupted[0]) from None
+        raise

@@ -3,16 +3,19 @@
 import asyncio
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import msgspec
+import nats.errors
 import typer
 
 from legato.addresses import DATA
 from legato.client import Client, Step
 from legato.commands.options import Data, Json, Nats, finish, found_bus
 from legato.console import print_json, say
-from legato.outcome import Result
+from legato.outcome import Result, StepError
 from legato.request import StepRequest
 from legato.served import Served
 from shared.core.errors import LegatoError
@@ -55,8 +58,9 @@ def submit(  # noqa: PLR0913  # options
 ) -> None:
     """Submit a prompt and print what the model says.
 
-    Ctrl-C cancels the step.
-    `--json` prints one object with text, tokens, usage and times; with `--stream` every output message, one per line.
+    Ctrl-C and SIGTERM cancel the step.
+    `--json` prints one object with text, tokens, usage and times, and a `problem` where there is one; with `--stream` every output message,
+    one per line. The exit status is 0 only when the step succeeded or was cancelled.
 
         legato submit "Why is the sky blue?" --max-tokens 64
         cat notes.txt | legato submit - --system "Summarise." --temperature 0
@@ -68,27 +72,36 @@ def submit(  # noqa: PLR0913  # options
         "top_p": top_p,
         "seed": seed,
         "stop": stop or None,
-        "timeout_ms": None if timeout is None else _milliseconds(timeout),
         "priority": priority,
         "step_id": step_id or None,
     }
-    content = sys.stdin.read() if text == "-" else text
     request = {"model": model, **{name: value for name, value in wanted.items() if value is not None}}
-    speech = _Speech(text=content, system=system, raw=raw)
     printer = _Printer(json, (not json) if stream is None else stream)
 
-    async def work() -> None:
+    async def work(speech: _Speech) -> None:
         config = await found_bus(nats, data)
         async with Client(config.url, api_key=key, credentials=config.credentials, name="legato-cli") as client:
             await _submit(client, request, speech, printer)
 
-    finish(work())
+    with printer.telling():
+        if timeout is not None:
+            request["timeout_ms"] = _milliseconds(timeout)
+        finish(work(_Speech(text=_content(text), system=system, raw=raw)))
 
 
 def _milliseconds(timeout: float) -> int:
     if not 0 < timeout <= TIMEOUT_MAX_S:  # nor is nan
         raise LegatoError(f"--timeout should be between 0 and {TIMEOUT_MAX_S} seconds, not {timeout:g}")
     return max(1, round(timeout * 1000))
+
+
+def _content(text: str) -> str:
+    """What is to be said. Raises LegatoError where it is nothing: a model would answer that too, and nobody means it."""
+    content = sys.stdin.read() if text == "-" else text
+    if not content.strip():
+        where = "standard input is empty" if text == "-" else "the prompt is empty"
+        raise LegatoError(f'{where}: write for example `legato submit "Hello"`, or `… | legato submit -`')
+    return content
 
 
 class _Speech(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,7 +124,7 @@ async def _submit(client: Client, request: dict[str, Any], speech: _Speech, prin
     step = await client.submit(**StepRequest(**request))  # type: ignore[typeddict-item]
     try:
         await printer.follow(step, began)
-    except asyncio.CancelledError:  # Ctrl-C
+    except (asyncio.CancelledError, BrokenPipeError):  # Ctrl-C and the like; or whoever read our output has left
         await _try_cancel(step)
         raise
     finally:
@@ -145,6 +158,22 @@ class _Printer:
         self._json = json
         self._stream = stream
         self._timings = Timings()
+        self._told = False  # the end, as a streamed output
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """With --json, what goes wrong is printed where programs read results, as well as raised."""
+        try:
+            yield
+        except (LegatoError, nats.errors.Error) as error:
+            if self._json and not self._told:
+                print_json(self._failure(error))
+            raise
+
+    def _failure(self, error: Exception) -> dict[str, Any]:
+        if not isinstance(error, StepError):
+            return {"problem": {"message": str(error)}}
+        return {**msgspec.to_builtins(error.result), **msgspec.to_builtins(self._timings), "problem": msgspec.to_builtins(error.problem)}
 
     async def follow(self, step: Step, began: float) -> None:
         async for output in step:
@@ -152,6 +181,7 @@ class _Printer:
                 self._timings.first_token_ms = (time.monotonic() - began) * 1e3
             if self._stream and self._json:
                 print_json(output)
+                self._told = output.end is not None
             elif self._stream:
                 print(output.text, end="", flush=True)
         self._timings.total_ms = (time.monotonic() - began) * 1e3
