@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -13,6 +14,7 @@ from typing import Self
 import msgspec
 import psutil
 
+from legato import drain
 from legato.addresses import FILE, Running, born, running_in
 from legato.plan import MACHINES, Launch, Wanted, launch, plan
 from legato.processes import ask, is_up
@@ -66,7 +68,17 @@ class Fleet:
         if nats:
             self._bus_config = msgspec.structs.replace(self._bus_config, url=nats)
         self._dsn = postgres or load(_Postgres, "postgres", path, os.environ, _of("postgres", wanted.settings)).dsn
+        embedded = {
+            "nats": not self._bus_config.url,
+            "postgres": not self._dsn and any(each.service == "workflow" for each in self.launches),
+        }
+        self._servers = [name for name, wanted_here in embedded.items() if wanted_here]
         self._bus: Bus | None = None
+
+    @property
+    def size(self) -> int:
+        """How many processes it starts: its own servers, services and workers."""
+        return len(self._servers) + len(self.launches)
 
     async def __aenter__(self) -> Self:
         """Take the data directory. Raises FleetError when a fleet runs on it."""
@@ -105,11 +117,11 @@ class Fleet:
         self._started = True
 
     async def _start_servers(self) -> None:
-        if not self._bus_config.url:
+        if "nats" in self._servers:
             nats = EmbeddedNats(self.data / "nats")
             await self._supervisor.add("nats", nats)
             self._bus_config = msgspec.structs.replace(self._bus_config, url=nats.url)
-        if not self._dsn and any(each.service == "workflow" for each in self.launches):
+        if "postgres" in self._servers:
             postgres = EmbeddedPostgres(self.data / "postgres")
             await self._supervisor.add("postgres", postgres)
             self._dsn = postgres.dsn
@@ -170,9 +182,17 @@ class Fleet:
             deciding = [name for name in names if name.rpartition("-")[0] in MACHINES]
             self._started = False
             for group in ([name for name in names if name not in deciding], deciding):
-                await asyncio.gather(*(self._supervisor.remove(name) for name in group))
+                await self._remove(group)
             if self._bus is not None:
                 await self._bus.close()
+
+    async def _remove(self, names: list[str]) -> None:
+        async with AsyncExitStack() as stack:
+            if self._bus is not None:
+                await stack.enter_async_context(
+                    drain.telling(self._bus, lambda: [n for n in self._supervisor.names if n in names], self.tell)
+                )
+            await asyncio.gather(*(self._supervisor.remove(name) for name in names))
 
     def kill(self) -> None:
         """Do not wait for drains: end services and workers now. Servers still stop in order."""

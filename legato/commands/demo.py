@@ -47,7 +47,7 @@ async def _demo(engine: str, data: Path) -> None:
     wanted = Wanted(engine=engine, workers=1, port=free_port(), settings=["simulated.time_scale=4"])
     async with asyncio.timeout(LIMIT_S + (600 if engine == "sglang" else 0)):
         async with Fleet(data, wanted, lambda line: out.print(f"  [yellow]· {line}[/]", soft_wrap=True)) as fleet:
-            with waiting(f"Starting {len(fleet.launches)} processes, nats-server and Postgres" + _patience(engine)):
+            with waiting(f"Starting {fleet.size} processes, nats-server and Postgres among them" + _patience(engine)):
                 await fleet.start()
             await _acts(fleet)
         _title("all of it worked; every process has been stopped")

@@ -73,7 +73,7 @@ async def _up(data: Path, wanted: Wanted, nats: str, postgres: str) -> None:
     fleet = Fleet(data, wanted, lambda line: out.print(line, markup=False, soft_wrap=True), nats, postgres)
     stop = _Stop(fleet)
     async with fleet:
-        with waiting(f"Starting {len(fleet.launches)} processes in {data}"):
+        with waiting(f"Starting {fleet.size} processes in {data}"):
             if not await stop.unless(fleet.start()):
                 return
         _print_addresses(fleet, await read_served(fleet.bus), time.monotonic() - began)
@@ -119,9 +119,7 @@ class _Stop:
 
 def _print_addresses(fleet: Fleet, served: list[Served], seconds: float) -> None:
     running = fleet.running
-    out.print(
-        f"\n[bold]Legato {__version__}[/]: {len(running.processes)} processes ready in {seconds:.1f} s, data and logs in {fleet.data}\n"
-    )
+    out.print(f"\n[bold]Legato {__version__}[/]: {fleet.size} processes ready in {seconds:.1f} s, data and logs in {fleet.data}\n")
     out.print(f"  NATS      {running.nats}", soft_wrap=True)
     if running.postgres:
         out.print(f"  Postgres  {_without_password(running.postgres)}", soft_wrap=True, markup=False)

@@ -3,11 +3,13 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
 from pathlib import Path
 
 import aiohttp
@@ -58,9 +60,12 @@ class Up:
         raise AssertionError(f"it ended without saying {words}: {''.join(self.lines)}")
 
     async def stop(self, number: int = signal.SIGINT) -> int:
+        self.signal(number)
+        return await self.end()
+
+    def signal(self, number: int = signal.SIGINT) -> None:
         if self._process.returncode is None:
             self._process.send_signal(number)
-        return await self.end()
 
     async def end(self) -> int:
         assert self._process.stdout is not None
@@ -108,6 +113,10 @@ async def test_every_service_is_ready_and_one_screen_says_how_to_use_them(up: Up
     assert sorted(str(each["service"]) for each in statuses) == sorted(SERVICES)
     assert all(each["ready"] for each in statuses)
     screen = "".join(up.lines)
+    ready = re.search(r"(\d+) processes ready", screen)
+    assert ready
+    assert f"Starting {ready[1]} processes" in screen
+    assert len(up.running.processes) == int(ready[1])
     assert all(word in screen for word in ("NATS", "Postgres", "HTTP", "curl", "OpenAI(", "legato submit"))
     assert up.running.postgres
     assert up.running.postgres not in screen, "the password is in the file, not on the screen"
@@ -237,6 +246,22 @@ async def test_a_part_of_a_fleet_runs_on_a_server_of_ones_own_and_sigterm_ends_i
     assert set(roles) == {"router-0", "router-1"} == set(up.running.processes)
     assert sorted(roles.values()) == ["active", "standing by"]
     assert await up.stop(signal.SIGTERM) == 0
+
+
+async def test_a_drain_that_takes_long_says_what_it_waits_for_and_ctrl_c_again_ends_it(directory: Path) -> None:
+    up = Up(directory)
+    await up.start("--set", "simulated.time_scale=50")
+    await up.until("Ctrl-C drains")
+    async with legato.Client(up.running.nats) as client:
+        [model] = await client.models()
+        step = await client.submit(model=model.name, prompt="Once", max_tokens=500)
+        async with aclosing(aiter(step)) as outputs:
+            await anext(outputs)
+        up.signal()
+        assert "worker-0 (1 step)" in await up.until("waiting for")
+        up.signal()
+        assert await up.end() == 0
+        await step.close()
 
 
 class Crew:

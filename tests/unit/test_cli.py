@@ -16,6 +16,7 @@ from legato.addresses import FILE, Running, born, bus_config, check_reachable, r
 from legato.cli import COMMANDS, build, leaves
 from legato.commands.submit import _choose
 from legato.commands.up import _examples, _without_password
+from legato.drain import waits_for
 from legato.entries import find_entry
 from legato.fleet import readable
 from legato.history import _event, _stored_ns, _submitted
@@ -125,6 +126,13 @@ def test_the_end_of_a_process_is_told_with_its_complaints_only() -> None:
     assert told == "scheduler-0 ended with code 1\n  error: stopped: no such key\n  plain"
     assert readable(f"scheduler-0 was killed; its log ends:\n{good}") == "scheduler-0 was killed"
     assert readable("in 0.2 s") == "in 0.2 s"
+
+
+def test_a_drain_names_what_is_left_and_counts_the_steps_that_still_run() -> None:
+    steps = {"worker-0": 3, "worker-1": 1, "worker-2": 0, "worker-3": 7}
+    told = waits_for(["worker-0", "worker-1", "worker-2", "gateway-0"], steps)
+    assert told == "waiting for worker-0 (3 steps), worker-1 (1 step), worker-2, gateway-0"
+    assert waits_for([], steps) == ""
 
 
 # --- where the fleet is ------------------------------------------------------------------------------------------------------
