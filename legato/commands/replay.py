@@ -21,12 +21,15 @@ from shared.drivers.journal import output_decoder
 from shared.drivers.refold import Difference
 from shared.drivers.replay import Moment, Replay, Report
 from shared.runtime.bus import Bus
+from shared.runtime.config import SECTIONS
 
 CUT = 200  # characters of an output in a report
 
 Service = Annotated[str, typer.Argument(help=f"One of {', '.join(DECIDERS)}.")]
 At = Annotated[str, typer.Option("--at", metavar="EVENT", help="Show one decision: entry number, message id or step id.")]
-Setting = Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Decide under another setting; may be repeated.")]
+Setting = Annotated[
+    list[str] | None, typer.Option("--set", metavar="SERVICE.FIELD=VALUE", help="Decide under another setting; may be repeated.")
+]
 
 
 def replay(  # noqa: PLR0913  # options
@@ -50,9 +53,10 @@ def replay(  # noqa: PLR0913  # options
         legato replay scheduler --verify
         legato replay scheduler --at 0199b1c2-7d1e-7000-8000-000000000000     # the step's last dispatch: state and reasons
         legato replay scheduler --at scheduler.local.3.4711.0
-        legato replay scheduler --from 1000 --to 2000 --set match_wait_ms=0   # what would another setting have changed?
+        legato replay scheduler --from 1000 --to 2000 --set scheduler.match_wait_ms=0   # what would another setting have changed?
     """
-    asked = _Asked(machine=machine_of(service), partition=partition, settings=setting or [])
+    machine = machine_of(service)
+    asked = _Asked(machine=machine, partition=partition, settings=[own_setting(machine, text) for text in setting or []])
     if at:
         moment = finish(_at(asked, at, nats, data))
         print_json(moment) if json else _print_moment(moment, asked.machine, full)
@@ -60,6 +64,19 @@ def replay(  # noqa: PLR0913  # options
     report = finish(_verify(asked, (first, last), nats, data))
     print_json(report) if json else _print_report(report)
     raise typer.Exit(int(report.differing > 0))
+
+
+def own_setting(machine: Machine[Any, Any], setting: str) -> str:
+    """`service.field=value`, as all commands take it, as the `field=value` that a replay takes; that one stays as it is. Raises LegatoError
+    for a setting of another section."""
+    section, dot, field = setting.partition("=")[0].partition(".")
+    if dot and section == machine.name:
+        return setting.removeprefix(f"{section}.")
+    if dot and section in SECTIONS and section not in machine.config.__struct_fields__:
+        raise LegatoError(
+            f"--set {setting}: {machine.name} decides by [{machine.name}] alone; write {machine.name}.FIELD=VALUE, not {section}.{field}"
+        )
+    return setting
 
 
 class _Asked(msgspec.Struct, kw_only=True):

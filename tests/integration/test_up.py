@@ -161,10 +161,11 @@ async def test_every_decision_replays_without_a_difference(up: Up) -> None:
 
 async def test_another_setting_parts_from_the_record_and_the_status_says_so(up: Up) -> None:
     await asked(up, "submit", "Hello", "--max-tokens", "2")
-    status, text = await called(up, "replay", "admission", "--set", "timeout_ms=1234")
-    assert status == 1, text
-    assert "they part first at entry" in text
-    assert "job.deadline_ns" in text
+    for setting in ("admission.timeout_ms=1234", "timeout_ms=1234"):
+        status, text = await called(up, "replay", "admission", "--set", setting)
+        assert status == 1, text
+        assert "they part first at entry" in text
+        assert "job.deadline_ns" in text
     status, text = await called(up, "replay", "admission", "--set", "timeout=1")
     assert (status, "did you mean timeout_ms" in text) == (1, True)
 

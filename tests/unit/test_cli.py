@@ -14,13 +14,14 @@ from typer.testing import CliRunner
 import legato
 from legato.addresses import FILE, Running, born, bus_config, check_reachable, running_in
 from legato.cli import COMMANDS, build, leaves
+from legato.commands.replay import own_setting
 from legato.commands.submit import _choose
 from legato.commands.up import _examples, _without_password
 from legato.drain import waits_for
 from legato.entries import find_entry
 from legato.fleet import readable
 from legato.history import _event, _stored_ns, _submitted
-from legato.machines import machine_of
+from legato.machines import DECIDERS, machine_of
 from legato.plan import SERVICES, Wanted, launch, plan
 from legato.served import Served
 from legato.summary import summarised
@@ -30,6 +31,7 @@ from shared.contracts.outcomes import Problem, Reason, Status
 from shared.contracts.steps import StepClosed, StepSettled
 from shared.core.errors import LegatoError
 from shared.core.machine import ENCODER
+from shared.runtime.config import SECTIONS
 from shared.runtime.cursor import Record
 
 runner = CliRunner()
@@ -207,6 +209,29 @@ def test_what_has_no_journal_says_why() -> None:
         machine_of("workflow")
     with pytest.raises(LegatoError, match="admission, router, scheduler"):
         machine_of("planner")
+
+
+@pytest.mark.parametrize(
+    ("setting", "own"),
+    [
+        ("scheduler.match_wait_ms=0", "match_wait_ms=0"),
+        ("match_wait_ms=0", "match_wait_ms=0"),
+        ("match_wait_ms=0.5", "match_wait_ms=0.5"),
+        ("no.such=admission.x", "no.such=admission.x"),
+    ],
+)
+def test_a_setting_is_given_to_a_replay_as_to_any_command(setting: str, own: str) -> None:
+    assert own_setting(machine_of("scheduler"), setting) == own
+
+
+def test_a_setting_of_another_section_is_refused_by_name() -> None:
+    with pytest.raises(LegatoError, match=r"scheduler decides by \[scheduler\] alone"):
+        own_setting(machine_of("scheduler"), "router.x=1")
+
+
+@pytest.mark.parametrize("service", DECIDERS)
+def test_no_field_has_the_name_of_a_section_so_that_both_ways_to_write_a_setting_mean_the_same(service: str) -> None:
+    assert not set(SECTIONS) & set(machine_of(service).config.__struct_fields__)
 
 
 async def test_an_entry_is_found_by_number_and_by_message_id() -> None:
