@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from legato.commands.options import Config, Set
+from legato.settings import check
 from shared.core.errors import LegatoError
 from shared.runtime.lifecycle import Options
 from shared.runtime.lifecycle import main as serve
@@ -30,4 +31,6 @@ def run(service: Service, instance: Instance = "", config: Config = None, set_: 
     if service not in SERVICES:
         raise LegatoError(f"there is no service {service!r}; there are {', '.join(SERVICES)}")
     module = importlib.import_module(f"services.{service}.service")
-    raise typer.Exit(serve(Options(service=service, instance=instance, config_path=config, overrides=set_ or []), module.run))
+    options = Options(service=service, instance=instance, config_path=config, overrides=set_ or [])
+    check(options)  # before it waits for NATS
+    raise typer.Exit(serve(options, module.run))
