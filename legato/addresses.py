@@ -2,20 +2,25 @@
 
 import asyncio
 import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
 import psutil
 
+from legato.console import saying_when_slow
 from shared.core.errors import LegatoError
-from shared.runtime.bus import BusConfig
+from shared.runtime.bus import BusConfig, BusError
 
 DATA = Path(".legato")
 FILE = "up.json"
 BUS_VARIABLE = "LEGATO_BUS_URL"
 PROBE_S = 3.0
 NATS_PORT = 4222
+CREDENTIALS = re.compile(r"(?<=//)[^/]*@")  # of a URL
 
 
 class Running(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -67,11 +72,30 @@ def bus_config(url: str, data: Path) -> BusConfig:
     return BusConfig(url=url, credentials=os.environ.get("LEGATO_BUS_CREDENTIALS", ""))
 
 
+@contextmanager
+def connecting(url: str) -> Iterator[None]:
+    """Around a connection that is made for people: says what it waits for, and raises LegatoError where it is no NATS that listens."""
+    where = shown(url)
+    with saying_when_slow(f"somebody listens at {where}; waiting until NATS answers there"):
+        try:
+            yield
+        except BusError as error:
+            if not isinstance(error.__cause__, TimeoutError):
+                raise
+            raise LegatoError(f"whoever listens at {where} does not answer as NATS does: is it the right port?") from error
+
+
 async def check_reachable(url: str, hint: str = "") -> None:
     """Raise LegatoError at once where nobody listens: services wait for NATS, people should not have to."""
-    tries = [_answers(each) for each in url.split(",")]
-    if not any(await asyncio.gather(*tries)):
-        raise LegatoError(f"nobody listens at {url}{hint}")
+    with saying_when_slow(f"trying to reach NATS at {shown(url)}"):
+        answers = await asyncio.gather(*(_answers(each) for each in url.split(",")))
+    if not any(answers):
+        raise LegatoError(f"nobody listens at {shown(url)}{hint}")
+
+
+def shown(url: str) -> str:
+    """Addresses without users and passwords, for people to read."""
+    return ",".join(CREDENTIALS.sub("", each) for each in url.split(","))
 
 
 async def _answers(url: str) -> bool:

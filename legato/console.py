@@ -1,5 +1,6 @@
 """What commands print: results on standard output, everything said about them on standard error."""
 
+import asyncio
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 PIPE_COLUMNS = 160  # of tables that nobody's terminal bounds
+SLOW_S = 2.0  # until a wait is told
 
 out = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -39,6 +41,16 @@ def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
     for column in columns:
         made.add_column(column, justify="right" if column in right else "left", overflow="fold")
     return made
+
+
+@contextmanager
+def saying_when_slow(text: str) -> Iterator[None]:
+    """Say what is waited for, within an event loop, once it has taken SLOW_S."""
+    timer = asyncio.get_running_loop().call_later(SLOW_S, say, text)
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextmanager

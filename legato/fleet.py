@@ -15,7 +15,7 @@ import msgspec
 import psutil
 
 from legato import drain
-from legato.addresses import FILE, Running, born, running_in
+from legato.addresses import FILE, Running, born, check_reachable, connecting, running_in, shown
 from legato.plan import MACHINES, Launch, Wanted, launch, plan
 from legato.processes import ask, is_up
 from shared.core.errors import LegatoError
@@ -31,6 +31,7 @@ LOG_FOLLOWS = "; its log ends:"  # as ManagedProcess.end has it
 READY_S = 120.0
 READY_SGLANG_S = 600.0  # it loads a model
 POLL_S = 0.1
+UNREADY_S = 10.0  # until it is told who is not ready yet
 STOP_S = 120.0
 
 
@@ -86,7 +87,7 @@ class Fleet:
             await self._directory.lock(wait_s=0)
         except EmbeddedError as error:
             found = running_in(self.data)
-            who = f"process {found.pid}, NATS at {found.nats}" if found else "still starting or stopping"
+            who = f"process {found.pid}, NATS at {shown(found.nats)}" if found else "still starting or stopping"
             raise FleetError(f"a fleet runs on {self.data} already ({who}); use it, stop it, or choose another --data") from error
         return self
 
@@ -108,8 +109,11 @@ class Fleet:
     async def start(self) -> None:
         """Start everything and wait until all of it is ready. Raises FleetError and other LegatoErrors."""
         _check_ports([self.wanted.port + index for index, _ in enumerate(each for each in self.launches if each.service == "gateway")])
+        if self._bus_config.url:  # somebody else's
+            await check_reachable(self._bus_config.url)
         await self._start_servers()
-        self._bus = await Bus.connect(self._bus_config, "legato-up")
+        with connecting(self._bus_config.url):
+            self._bus = await Bus.connect(self._bus_config, "legato-up")
         await self._bus.ensure_streams()
         for each in self.launches:
             await self._add(each)
@@ -137,6 +141,7 @@ class Fleet:
 
     async def until_ready(self, names: list[str]) -> None:
         """Wait until these processes are. Raises FleetError when they are not in time, or when one ends before the fleet has started."""
+        told = time.monotonic() + UNREADY_S
         deadline = time.monotonic() + (READY_SGLANG_S if self.wanted.engine == "sglang" else READY_S)
         while True:
             up = {status.instance: status for status in await ask(self.bus, names) if is_up(status)}
@@ -147,6 +152,9 @@ class Fleet:
                 self.running.http = next((str(each.details["address"]) for each in up.values() if each.service == "gateway"), "")
                 self.running.save(self.data)
                 return
+            if time.monotonic() > told:
+                told = deadline
+                self.tell(f"not ready yet: {', '.join(missing)}; their logs are in {self.data / 'logs'}")
             if time.monotonic() > deadline:
                 raise FleetError(f"not ready in time: {', '.join(missing)}; their logs are in {self.data / 'logs'}")
             await asyncio.sleep(POLL_S)

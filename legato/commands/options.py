@@ -5,13 +5,14 @@ import logging
 import signal
 import threading
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 
-from legato.addresses import BUS_VARIABLE, bus_config, check_reachable, running_in
+from legato.addresses import BUS_VARIABLE, bus_config, check_reachable, connecting, running_in
+from legato.client import Client
 from shared.runtime.bus import Bus, BusConfig
 
 ResultT = TypeVar("ResultT")
@@ -26,14 +27,27 @@ Set = Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.FIELD=V
 @asynccontextmanager
 async def connected(nats: str, data: Path) -> AsyncIterator[Bus]:
     """The fleet's bus. Raises LegatoError that says what to do."""
-    bus = await Bus.connect(await found_bus(nats, data), "legato-cli")
+    config = await _found_bus(nats, data)
+    with connecting(config.url):
+        bus = await Bus.connect(config, "legato-cli")
     try:
         yield bus
     finally:
         await bus.close()
 
 
-async def found_bus(nats: str, data: Path) -> BusConfig:
+@asynccontextmanager
+async def connected_client(nats: str, data: Path, key: str) -> AsyncIterator[Client]:
+    """A client of the fleet. Raises LegatoError that says what to do."""
+    config = await _found_bus(nats, data)
+    async with AsyncExitStack() as stack:
+        with connecting(config.url):
+            client = Client(config.url, api_key=key, credentials=config.credentials, name="legato-cli")
+            await stack.enter_async_context(client)
+        yield client
+
+
+async def _found_bus(nats: str, data: Path) -> BusConfig:
     """How to reach the fleet's NATS, which somebody listens at. Raises LegatoError."""
     config = bus_config(nats, data)
     told = nats or running_in(data)

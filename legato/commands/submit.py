@@ -13,7 +13,7 @@ import typer
 
 from legato.addresses import DATA
 from legato.client import Client, Step
-from legato.commands.options import Data, Json, Nats, finish, found_bus
+from legato.commands.options import Data, Json, Nats, connected_client, finish
 from legato.console import print_json, say
 from legato.outcome import Result, StepError
 from legato.request import StepRequest
@@ -79,8 +79,7 @@ def submit(  # noqa: PLR0913  # options
     printer = _Printer(json, (not json) if stream is None else stream)
 
     async def work(speech: _Speech) -> None:
-        config = await found_bus(nats, data)
-        async with Client(config.url, api_key=key, credentials=config.credentials, name="legato-cli") as client:
+        async with connected_client(nats, data, key) as client:
             await _submit(client, request, speech, printer)
 
     with printer.telling():

@@ -11,7 +11,7 @@ import typer
 
 from legato import __version__
 from legato.actuator import Actuator
-from legato.addresses import DATA
+from legato.addresses import DATA, shown
 from legato.commands.options import Config, Data, Set, finish
 from legato.console import out, say, waiting
 from legato.fleet import Fleet
@@ -120,7 +120,7 @@ class _Stop:
 def _print_addresses(fleet: Fleet, served: list[Served], seconds: float) -> None:
     running = fleet.running
     out.print(f"\n[bold]Legato {__version__}[/]: {fleet.size} processes ready in {seconds:.1f} s, data and logs in {fleet.data}\n")
-    out.print(f"  NATS      {running.nats}", soft_wrap=True)
+    out.print(f"  NATS      {shown(running.nats)}", soft_wrap=True)
     if running.postgres:
         out.print(f"  Postgres  {_without_password(running.postgres)}", soft_wrap=True, markup=False)
     if running.http:

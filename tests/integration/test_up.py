@@ -20,7 +20,8 @@ import pytest
 import legato
 from legato.actuator import Actuator
 from legato.addresses import FILE, Running
-from legato.plan import SERVICES
+from legato.fleet import Fleet
+from legato.plan import SERVICES, Wanted
 from shared.contracts import subjects
 from shared.contracts.fleet import ScaleTargetSet
 from shared.contracts.ids import CellId, StepId
@@ -263,6 +264,14 @@ async def test_a_drain_that_takes_long_says_what_it_waits_for_and_ctrl_c_again_e
         up.signal()
         assert await up.end() == 0
         await step.close()
+
+
+async def test_who_is_not_ready_is_told_while_a_fleet_starts(directory: Path, nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("legato.fleet.UNREADY_S", -1.0)
+    told: list[str] = []
+    async with Fleet(directory, Wanted(only=["router"]), told.append, nats_url) as fleet:
+        await fleet.start()
+    assert told == [f"not ready yet: router-0; their logs are in {directory / 'logs'}"]
 
 
 class Crew:

@@ -1,5 +1,6 @@
 """The command line, as far as it needs no fleet: what it understands, what it refuses, what it makes of things."""
 
+import asyncio
 import json
 import os
 import sys
@@ -14,12 +15,13 @@ from typer.testing import CliRunner
 import legato
 from legato.addresses import FILE, Running, born, bus_config, check_reachable, running_in
 from legato.cli import COMMANDS, build, leaves
+from legato.commands.options import connected, connected_client
 from legato.commands.replay import own_setting
 from legato.commands.submit import _choose
 from legato.commands.up import _examples, _without_password
 from legato.drain import waits_for
 from legato.entries import find_entry
-from legato.fleet import readable
+from legato.fleet import Fleet, readable
 from legato.history import _event, _stored_ns, _submitted
 from legato.machines import DECIDERS, machine_of
 from legato.plan import SERVICES, Wanted, launch, plan
@@ -170,6 +172,37 @@ def test_the_file_with_the_password_is_its_owners_alone(tmp_path: Path) -> None:
 async def test_an_address_where_nobody_listens_is_told_at_once() -> None:
     with pytest.raises(LegatoError, match=r"nobody listens at nats://127\.0\.0\.1:1; start"):
         await check_reachable("nats://127.0.0.1:1", "; start one")
+
+
+async def silent_listener() -> asyncio.Server:
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    return await asyncio.start_server(accept, "127.0.0.1", 0)
+
+
+async def test_whoever_is_no_nats_is_told_apart_and_waited_for_aloud(
+    clean: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clean.setattr("shared.runtime.bus.CONNECT_TIMEOUT_S", 0.3)
+    clean.setattr("legato.console.SLOW_S", 0.0)
+    async with await silent_listener() as server:
+        where = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        for connect in (connected(f"nats://ada:secret@{where}", tmp_path), connected_client(f"nats://ada:secret@{where}", tmp_path, "")):
+            with pytest.raises(LegatoError, match=rf"listens at nats://{where} does not answer as NATS does: is it the right port\?$"):
+                async with connect:
+                    pass
+            said = capsys.readouterr().err
+            assert f"trying to reach NATS at nats://{where}\n" in said
+            assert f"listens at nats://{where}; waiting" in said
+            assert "secret" not in said
+
+
+async def test_a_fleet_on_a_nats_that_is_not_there_is_told_before_anything_starts(tmp_path: Path) -> None:
+    async with Fleet(tmp_path, Wanted(only=["router"]), print, "nats://ada:secret@127.0.0.1:1") as fleet:
+        with pytest.raises(LegatoError, match=r"nobody listens at nats://127\.0\.0\.1:1$"):
+            await fleet.start()
 
 
 def test_passwords_are_not_shown() -> None:
