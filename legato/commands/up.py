@@ -129,13 +129,13 @@ def _print_addresses(fleet: Fleet, served: list[Served], seconds: float) -> None
         out.print(f"  Model     {each.name}  ({', '.join(each.engines)}, {len(each.workers)} worker(s))", soft_wrap=True)
     if served:
         out.print("\nTry, from another shell in this directory:\n", style="bold")
-        for line in _examples(running.http, served[0]):
+        for line in _examples(shown(running.nats), running.http, served[0]):
             out.print(f"  {line}", markup=False, soft_wrap=True)
     out.print("\nCtrl-C drains and stops everything.\n", style="dim")
 
 
-def _examples(http: str, served: Served) -> list[str]:
-    lines = ['legato submit "Hello" --max-tokens 32', "legato status"]
+def _examples(nats: str, http: str, served: Served) -> list[str]:
+    lines = ['legato submit "Hello" --max-tokens 32', "legato status", f"export NATS_URL={nats}  # for docs/nats-api.md"]
     if not http:
         return lines
     messages = '[{"role": "user", "content": "Hello"}]'

@@ -35,7 +35,7 @@ class AdmissionConfig(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     tenants: dict[str, Terms] = {}
     anyone: Terms = Terms(priority_max=100)
     timeout_ms: Annotated[int, Meta(ge=1)] = 600_000  # of a step that names none
-    timeout_max_ms: Annotated[int, Meta(ge=1)] = 3_600_000
+    timeout_max_ms: Annotated[int, Meta(ge=1, le=86_400_000)] = 3_600_000  # the bound is that of Submission, and of what streams keep
     in_flight_max: Annotated[int, Meta(ge=1)] = 50_000  # accepted and not yet settled, of all tenants
     queue_depth_max: Annotated[int, Meta(ge=1)] = 10_000  # of a model's least crowded cell
     report_fresh_ms: Annotated[int, Meta(ge=1)] = 5_000  # older queue reports tell nothing
@@ -46,6 +46,10 @@ class AdmissionConfig(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     tokenising_threads: Annotated[int, Meta(ge=1, le=64)] = 2  # for long prompts
 
     def __post_init__(self) -> None:
+        if self.timeout_ms > self.timeout_max_ms:
+            raise ValueError(
+                f"timeout_ms is {self.timeout_ms}, more than timeout_max_ms, {self.timeout_max_ms}: no step could leave it out"
+            )
         names: dict[str, str] = {}
         for name, terms in self.tenants.items():
             if not is_subject_token(name):

@@ -9,7 +9,7 @@ from services.admission.state import GRACE_NS, SETTLED_KEPT, SWEEP_NS, State
 from shared.contracts.envelope import Tick
 from shared.contracts.ids import TenantId, WorkflowId
 from shared.contracts.outcomes import Problem, Reason
-from shared.contracts.steps import Sampling
+from shared.contracts.steps import Sampling, Submission
 from tests.admission_desk import KEY, MS, NOW, OTHER_KEY, SECOND, Desk
 
 
@@ -207,6 +207,19 @@ def test_the_timeout_is_the_callers_within_the_fleets_bound() -> None:
     assert desk.admitted().job.deadline_ns == NOW + 5 * SECOND
     assert desk.admitted(timeout_ms=60_000).job.deadline_ns == NOW + 60 * SECOND
     assert desk.refused(timeout_ms=60_001).param == "timeout_ms"
+
+
+@pytest.mark.parametrize("settings", [{"timeout_max_ms": 1}, {"timeout_ms": 3_600_001}, {"timeout_max_ms": 86_400_001}])
+def test_a_bound_of_timeouts_that_no_step_could_meet_or_name_is_refused(settings: dict[str, int]) -> None:
+    with pytest.raises(msgspec.ValidationError, match=r"timeout|86400000"):
+        msgspec.convert(settings, AdmissionConfig)
+
+
+def test_the_longest_timeout_that_can_be_allowed_is_the_longest_that_can_be_named() -> None:
+    [submission] = [field.type for field in msgspec.structs.fields(Submission) if field.name == "timeout_ms"]
+    assert msgspec.convert(86_400_000, submission) == msgspec.convert({"timeout_max_ms": 86_400_000}, AdmissionConfig).timeout_max_ms
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(86_400_001, submission)
 
 
 def test_a_deadline_that_the_queue_makes_unreachable_is_refused_with_the_time_to_retry() -> None:

@@ -227,7 +227,8 @@ def test_without_a_model_the_first_one_with_a_ready_worker_is_asked() -> None:
 
 
 def test_the_examples_fit_the_model() -> None:
-    chat, plain = _examples("http://h", served("m", ["w"])), _examples("http://h", served("m", ["w"], chat=False))
+    chat, plain = (_examples("nats://n", "http://h", served("m", ["w"], chat=chat)) for chat in (True, False))
+    assert any("export NATS_URL=nats://n " in line for line in chat)
     assert any("/v1/chat/completions" in line for line in chat)
     assert any("/v1/completions" in line and '"prompt"' in line for line in plain)
     body = next(line for line in chat if line.startswith("curl")).split("-d '")[1].rstrip("'")
