@@ -49,16 +49,16 @@ class Desk:
         assert (output.end.status, output.end.problem, output.step) == (Status.REFUSED, refused.problem, refused.step)
         return refused.problem
 
-    def settle(self, name: str, output_tokens: int = 0, prompt_tokens: int = 10) -> None:
+    def settle(self, name: str, output_tokens: int = 0, prompt_tokens: int = 10) -> list[Message]:
         usage = Usage(prompt_tokens=prompt_tokens, output_tokens=output_tokens)
-        self.take(StepSettled(step=StepId(name), status=Status.SUCCEEDED, usage=usage))
+        return self.take(StepSettled(step=StepId(name), status=Status.SUCCEEDED, usage=usage))
 
-    def end(self, name: str, status: Status = Status.SUCCEEDED, *, retryable: bool = False) -> None:
+    def end(self, name: str, status: Status = Status.SUCCEEDED, *, retryable: bool = False) -> list[Message]:
         cell, worker = CellId("local"), WorkerId("w")
-        self.take(AttemptEnded(step=StepId(name), cell=cell, worker=worker, attempt=1, status=status, retryable=retryable))
+        return self.take(AttemptEnded(step=StepId(name), cell=cell, worker=worker, attempt=1, status=status, retryable=retryable))
 
-    def close(self, name: str, status: Status = Status.FAILED) -> None:
-        self.take(StepClosed(step=StepId(name), status=status, problem=Problem(reason=Reason.INTERNAL, message="closed")))
+    def close(self, name: str, status: Status = Status.FAILED) -> list[Message]:
+        return self.take(StepClosed(step=StepId(name), status=status, problem=Problem(reason=Reason.INTERNAL, message="closed")))
 
     def fleet(self, decode_tokens_per_s: float = 10.0, cell: str = "local") -> None:
         card = ModelCard(name=ModelName("small"), tokenizer="t", vocab_size=10, context_tokens=1_000, block_tokens=16)

@@ -36,6 +36,7 @@ class AdmissionConfig(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     anyone: Terms = Terms(priority_max=100)
     timeout_ms: Annotated[int, Meta(ge=1)] = 600_000  # of a step that names none
     timeout_max_ms: Annotated[int, Meta(ge=1, le=86_400_000)] = 3_600_000  # the bound is that of Submission, and of what streams keep
+    concurrent_wait_ms: Annotated[int, Meta(ge=0, le=10_000)] = 100  # for a place below `concurrent_max`, until a submission is refused
     in_flight_max: Annotated[int, Meta(ge=1)] = 50_000  # accepted and not yet settled, of all tenants
     queue_depth_max: Annotated[int, Meta(ge=1)] = 10_000  # of a model's least crowded cell
     report_fresh_ms: Annotated[int, Meta(ge=1)] = 5_000  # older queue reports tell nothing

@@ -4,15 +4,16 @@ Rules, in this order; the first that says no is the answer:
 1. A step that is under way, or was settled or refused lately, is not taken again: its id is its identity, and its reader has the end. Who
    was refused tries again under a new id.
 2. What could not be read, or names no tenant, is refused with the reason found on the way in.
-3. The tenant's priority, the lengths, the tenant's rates, the deadline, and the room in the fleet: one file each in policies/.
+3. The tenant's priority, the lengths, the tenant's rates, the deadline, the room in the fleet, the tenant's steps at once: one file each in
+   policies/. For the last one a submission may wait a moment.
 
 Invariants: every submission is answered by exactly one StepAdmitted, or one StepRefused and one Output with the same problem, or by nothing
-when it is a copy. A step counts among those that its tenant has at once until its end is reported or closed; the tokens that it reserved
-and did not use are given back when it is settled. GRACE_NS after its deadline is the latest for both.
+when it is a copy; at once, or within `concurrent_wait_ms`. A step counts among those that its tenant has at once until its end is reported
+or closed; the tokens that it reserved and did not use are given back when it is settled; both GRACE_NS after its deadline at the latest.
 """
 
 from services.admission.config import AdmissionConfig
-from services.admission.policies import crowding, deadline, length, rate, tenant
+from services.admission.policies import concurrency, crowding, deadline, length, rate, tenant
 from services.admission.request import MS, Request, Rule
 from services.admission.state import SWEEP_NS, State, apply
 from shared.contracts.envelope import Message, Tick
@@ -24,35 +25,77 @@ from shared.contracts.steps import AttemptEnded, Job, StepAdmitted, StepClosed, 
 from shared.core.machine import Machine
 
 RULES: tuple[Rule, ...] = (tenant.refusal, length.refusal, rate.refusal, deadline.refusal, crowding.refusal)
+MAKE_ROOM = (AttemptEnded, StepClosed, StepSettled)
 
 
 def decide(state: State, event: Message, now_ns: int, config: AdmissionConfig) -> list[Message]:
-    """Answer a submission; nothing else asks for an answer."""
-    if not isinstance(event, SubmissionRead) or any(event.step in known for known in (state.in_flight, state.settled, state.refused)):
-        return []
-    owner = tenant.tenant_of(event.key, config)
-    if event.problem is not None:
-        return _refuse(event, TenantId("") if isinstance(owner, Problem) else owner[0], event.problem)
+    """Answer a submission, or hold it for a moment; when there may be room, or time is up, answer those that are held."""
+    if isinstance(event, SubmissionRead):
+        held = state.held.get(event.step)
+        return _answer(state, event, now_ns, config) if held is not None and held.read is event else []  # else it is a copy
+    return _answer_held(state, now_ns, config) if isinstance(event, (*MAKE_ROOM, Tick)) else []
+
+
+def wake_ns(state: State, config: AdmissionConfig) -> int | None:
+    """While there is something that could be forgotten, look every SWEEP_NS; and when the longest held has waited long enough."""
+    held = next(iter(state.held.values()), None)
+    sweep = [state.swept_ns + SWEEP_NS] if state.in_flight or state.tenants or state.fleet.models else []
+    return min([*sweep, held.since_ns + config.concurrent_wait_ms * MS] if held is not None else sweep, default=None)
+
+
+def _answer(state: State, read: SubmissionRead, now_ns: int, config: AdmissionConfig) -> list[Message]:
+    """Nothing for one that is held."""
+    request = _request(read, now_ns, config)
+    if not isinstance(request, Request):
+        return request
+    refusal = _refusal(state, request, config)
+    if refusal is not None:
+        return refusal
+    if not concurrency.full(state, request):
+        return [_admit(request)]
+    return [] if concurrency.may_wait(state, request, config) else _refuse(read, request.tenant, concurrency.refusal(request, config))
+
+
+def _answer_held(state: State, now_ns: int, config: AdmissionConfig) -> list[Message]:
+    """Refuse those whose time is up, and admit the first that has a place; the next one sees the state behind that."""
+    outputs: list[Message] = []
+    for held in state.held.values():
+        request = _request(held.read, now_ns, config)
+        if not isinstance(request, Request):
+            outputs += request
+        elif concurrency.overdue(held, now_ns, config):
+            outputs += _refuse(held.read, request.tenant, concurrency.refusal(request, config))
+        elif not concurrency.full(state, request):
+            refusal = _refusal(state, request, config)
+            if refusal is None:
+                return [*outputs, _admit(request)]
+            outputs += refusal
+    return outputs
+
+
+def _request(read: SubmissionRead, now_ns: int, config: AdmissionConfig) -> Request | list[Message]:
+    """The submission as the rules see it, or its refusal."""
+    owner = tenant.tenant_of(read.key, config)
+    if read.problem is not None:
+        return _refuse(read, TenantId("") if isinstance(owner, Problem) else owner[0], read.problem)
     if isinstance(owner, Problem):
-        return _refuse(event, TenantId(""), owner)
-    request = Request(
-        read=event,
+        return _refuse(read, TenantId(""), owner)
+    return Request(
+        read=read,
         tenant=owner[0],
         terms=owner[1],
-        max_tokens=length.max_tokens(event, owner[1]),
-        timeout_ms=event.timeout_ms or config.timeout_ms,
+        max_tokens=length.max_tokens(read, owner[1]),
+        timeout_ms=read.timeout_ms or config.timeout_ms,
         now_ns=now_ns,
     )
+
+
+def _refusal(state: State, request: Request, config: AdmissionConfig) -> list[Message] | None:
     for rule in RULES:
         problem = rule(state, request, config)
         if problem is not None:
-            return _refuse(event, request.tenant, problem)
-    return [_admit(request)]
-
-
-def wake_ns(state: State, _: AdmissionConfig) -> int | None:
-    """While there is something that could be forgotten, look every SWEEP_NS."""
-    return state.swept_ns + SWEEP_NS if state.in_flight or state.tenants or state.fleet.models else None
+            return _refuse(request.read, request.tenant, problem)
+    return None
 
 
 def _admit(request: Request) -> Message:

@@ -13,6 +13,7 @@ from services.admission.config import AdmissionConfig
 from services.admission.policies.tenant import tenant_of
 from services.admission.prompts import Prompts
 from services.admission.reading import check, parse, plain, seeded, step_from, trace_from
+from services.admission.state import State
 from services.admission.tokenising import Encoded, Tokenisers
 from shared.contracts.envelope import Message
 from shared.contracts.fleet import ModelCard
@@ -104,13 +105,15 @@ class Intake:
 def watched(decide: Callable[..., list[Message]], prompts: Prompts) -> Callable[..., list[Message]]:
     """`decide`, telling `prompts` what became of each submission; also when it fails."""
 
-    def decide_and_tell(state: msgspec.Struct, event: Message, now_ns: int, config: AdmissionConfig) -> list[Message]:
-        outputs: list[Message] = []
+    def decide_and_tell(state: State, event: Message, now_ns: int, config: AdmissionConfig) -> list[Message]:
         try:
-            outputs = decide(state, event, now_ns, config)
-            return outputs
-        finally:
-            prompts.decided(event, outputs)
+            outputs: list[Message] = decide(state, event, now_ns, config)
+        except BaseException:
+            prompts.forget(event)
+            raise
+        held = state.held.get(event.step)
+        prompts.decided(event, outputs, held=held is not None and held.read is event)
+        return outputs
 
     return decide_and_tell
 

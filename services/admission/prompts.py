@@ -8,8 +8,8 @@ import asyncio
 import msgspec
 
 from shared.contracts.envelope import Message
-from shared.contracts.ids import MessageId
-from shared.contracts.steps import Prompt, StepAdmitted, SubmissionRead
+from shared.contracts.ids import MessageId, StepId
+from shared.contracts.steps import Prompt, StepAdmitted, StepRefused, SubmissionRead
 from shared.core.errors import LegatoError
 
 ROOM_TIMEOUT_S = 120.0
@@ -26,6 +26,7 @@ class Prompts:
     def __init__(self, tokens_max: int) -> None:
         self._tokens_max = tokens_max
         self._waiting: dict[MessageId, Prompt] = {}
+        self._reads: dict[StepId, MessageId] = {}  # the submission by which a step is admitted: there may be copies of it
         self._tokens = 0
         self._gate = asyncio.Lock()
         self._room = asyncio.Event()
@@ -54,18 +55,30 @@ class Prompts:
 
     def attach(self, message: Message) -> list[Message]:
         """What is published before a decided message."""
-        prompt = self._drop(message.cause) if isinstance(message, StepAdmitted) else None
-        if prompt is None:
+        read = self._reads.pop(message.step, None) if isinstance(message, StepAdmitted) else None
+        prompt = self._drop(read)
+        if prompt is None or read is None:
             return []
-        return [msgspec.structs.replace(prompt, tenant=message.tenant, cause=message.cause, time_ns=message.time_ns)]
+        return [msgspec.structs.replace(prompt, tenant=message.tenant, cause=read, time_ns=message.time_ns)]
 
-    def decided(self, event: Message, outputs: list[Message]) -> None:
-        """Forget the prompt of a submission that was not admitted."""
-        if isinstance(event, SubmissionRead) and not any(isinstance(output, StepAdmitted) for output in outputs):
+    def decided(self, event: Message, outputs: list[Message], *, held: bool) -> None:
+        """Forget the prompts of copies and of what was refused. `held`: the event is a submission that is no copy: its prompt is kept until
+        it is answered, now or later."""
+        if held:
+            self._reads[event.step] = event.id
+        else:
+            self.forget(event)
+        for output in outputs:
+            if isinstance(output, StepRefused):
+                self._drop(self._reads.pop(output.step, None))
+
+    def forget(self, event: Message) -> None:
+        """Of a submission that nothing comes of."""
+        if isinstance(event, SubmissionRead):
             self._drop(event.id)
 
-    def _drop(self, read: MessageId) -> Prompt | None:
-        prompt = self._waiting.pop(read, None)
+    def _drop(self, read: MessageId | None) -> Prompt | None:
+        prompt = self._waiting.pop(read, None) if read is not None else None
         if prompt is not None:
             self._tokens -= len(prompt.tokens)
             self._room.set()

@@ -8,7 +8,7 @@ import msgspec
 from shared.contracts.envelope import Message
 from shared.contracts.ids import StepId, TenantId
 from shared.contracts.outcomes import Status, Usage
-from shared.contracts.steps import AttemptEnded, Reservation, StepAdmitted, StepClosed, StepRefused, StepSettled
+from shared.contracts.steps import AttemptEnded, Reservation, StepAdmitted, StepClosed, StepRefused, StepSettled, SubmissionRead
 from shared.core import catalogue, limits
 from shared.core.catalogue import Catalogue
 
@@ -27,6 +27,13 @@ class InFlight(msgspec.Struct, frozen=True, array_like=True):
     ended: bool = False  # for its reader; what it used is known when it is settled
 
 
+class Held(msgspec.Struct, frozen=True, array_like=True):
+    """A submission that is not answered."""
+
+    read: SubmissionRead
+    since_ns: int
+
+
 class Use(msgspec.Struct, kw_only=True):
     """What a tenant has in use. The buckets are those of shared/core/limits.py."""
 
@@ -39,6 +46,7 @@ class Use(msgspec.Struct, kw_only=True):
 class State(msgspec.Struct, kw_only=True):
     """Invariant: a tenant's `running` is the number of its steps in flight that have not ended."""
 
+    held: dict[StepId, Held] = {}  # oldest first; all but a few are answered at once
     in_flight: dict[StepId, InFlight] = {}
     settled: dict[StepId, int] = {}  # when, oldest first
     refused: dict[StepId, int] = {}  # likewise
@@ -51,19 +59,24 @@ def apply(state: State, event: Message, now_ns: int) -> None:
     """Fold one fact in."""
     if now_ns - state.swept_ns >= SWEEP_NS:
         _sweep(state, now_ns)
-    if isinstance(event, StepAdmitted):
+    if isinstance(event, SubmissionRead):
+        if not any(event.step in known for known in (state.in_flight, state.settled, state.refused)):
+            state.held.setdefault(event.step, Held(event, now_ns))
+    elif isinstance(event, StepAdmitted):
         _admitted(state, event, now_ns)
     elif isinstance(event, StepSettled):
         _settled(state, event, now_ns)
     elif isinstance(event, StepClosed) or (isinstance(event, AttemptEnded) and event.status is not Status.FAILED):
         _ended(state, event.step)
     elif isinstance(event, StepRefused):
+        state.held.pop(event.step, None)
         _remember(state.refused, event.step, now_ns)
     else:
         catalogue.fold(state.fleet, event, now_ns)
 
 
 def _admitted(state: State, event: StepAdmitted, now_ns: int) -> None:
+    state.held.pop(event.step, None)
     reservation = event.reservation or Reservation()
     use = state.tenants.setdefault(event.tenant, Use())
     use.running += 1

@@ -250,6 +250,19 @@ async def test_a_step_that_has_ended_makes_room_for_the_next_and_its_output_stay
     assert (await Replay(rig.bus, MACHINE, "main").verify()).differing == 0
 
 
+async def test_a_step_that_is_held_goes_out_with_its_prompt_when_a_place_gets_free(rig: Rig) -> None:
+    await rig.register()
+    await rig.start(TENANTS.replace('"requests_per_minute":2', '"concurrent_max":1'), "admission.concurrent_wait_ms=10000")
+    first = await rig.submit(key=KEY)
+    await rig.admitted(first)
+    second = await rig.submit(key=KEY, prompt="Sing.")
+    assert (await rig.refused(await rig.submit(key=KEY))).reason is Reason.RATE_LIMITED, "nobody else is held, and the second one is"
+    ended = AttemptEnded(step=first, cell=CellId("local"), worker=WorkerId("w"), attempt=1, status=Status.SUCCEEDED)
+    await (await rig.bus.store(subjects.step_event(first, "ended.local"), ENCODER.encode(ended)))
+    await rig.admitted(second)
+    assert (await rig.first(PROMPTS.name, subjects.prompt(second), Prompt)).tokens == list(b"Sing.")
+
+
 async def test_a_step_submitted_twice_is_admitted_once(rig: Rig) -> None:
     await rig.register()
     await rig.start()

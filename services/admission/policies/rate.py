@@ -1,4 +1,4 @@
-"""Rule: a tenant's requests and tokens per minute flow from a bucket each, and no more of its steps run at once than agreed.
+"""Rule: a tenant's requests and tokens per minute flow from a bucket each.
 
 Tokens are reserved for the longest output when the step enters; what it did not use flows back when it is settled. A step that a full
 bucket cannot hold is a wrong request: waiting would not help it.
@@ -23,14 +23,11 @@ def reservation(request: Request) -> Reservation:
     )
 
 
-def refusal(state: State, request: Request, config: AdmissionConfig) -> Problem | None:
+def refusal(state: State, request: Request, _: AdmissionConfig) -> Problem | None:
     """Says when the buckets will have what is asked for, to the millisecond."""
     use, terms = state.tenants.get(request.tenant, _UNUSED), request.terms
     if terms.tokens_per_minute and request.tokens > terms.tokens_per_minute:
         return _never(request)
-    if terms.concurrent_max and use.running >= terms.concurrent_max:
-        message = f"{use.running} steps of tenant {request.tenant} are under way; the limit is {terms.concurrent_max}"
-        return _limited(message, config.retry_min_ms)
     taken = reservation(request)
     requests_ns = limits.wait_ns(use.requests_full_ns, taken.request_ns, request.now_ns) or 0  # neither is None: both buckets hold it
     tokens_ns = limits.wait_ns(use.tokens_full_ns, taken.tokens_ns, request.now_ns) or 0
