@@ -6,7 +6,6 @@ from collections.abc import Coroutine
 from typing import Any
 
 import msgspec
-from nats.aio.msg import Msg
 
 from services.worker.attempt import Attempt
 from services.worker.config import WorkerConfig
@@ -61,8 +60,8 @@ class Worker:
     async def run(self) -> None:
         await self._presence.recall()
         async with asyncio.TaskGroup() as self._tasks:
-            await self._bus.subscribe(subjects.dispatched_to(self._id), self._on_dispatch)
-            await self._bus.subscribe(subjects.revoked_from(self._id), self._on_revoke)
+            await self._bus.listen(subjects.dispatched_to(self._id), self._on_dispatch)
+            await self._bus.listen(subjects.revoked_from(self._id), self._on_revoke)
             await self._bus.subscribe(subjects.kv_resync(self._id), self._relay.on_resync)
             serving = self._tasks.create_task(self._serve())
             beating = self._tasks.create_task(self._presence.run())
@@ -105,11 +104,11 @@ class Worker:
 
     # --- attempts ------------------------------------------------------------------------------------------------------------
 
-    async def _on_dispatch(self, msg: Msg) -> None:
+    def _on_dispatch(self, subject: str, _: str, data: bytes, __: bytes) -> None:
         try:
-            dispatch = read(_DISPATCH, msg.data)
+            dispatch = read(_DISPATCH, data)
         except NoMessage as error:
-            log.error("unreadable dispatch", extra={"subject": msg.subject, "error": str(error)})
+            log.error("unreadable dispatch", extra={"subject": subject, "error": str(error)})
             return
         known = self._attempts.get(dispatch.step)
         if known is not None:
@@ -158,11 +157,11 @@ class Worker:
         except StoreError as error:
             log.error("attempt not reported: %s", error, extra={"step": report.step, "attempt": report.attempt})
 
-    async def _on_revoke(self, msg: Msg) -> None:
+    def _on_revoke(self, subject: str, _: str, data: bytes, __: bytes) -> None:
         try:
-            revoked = read(_REVOKE, msg.data)
+            revoked = read(_REVOKE, data)
         except NoMessage as error:
-            log.error("unreadable revocation", extra={"subject": msg.subject, "error": str(error)})
+            log.error("unreadable revocation", extra={"subject": subject, "error": str(error)})
             return
         attempt = self._attempts.get(revoked.step)
         if attempt is not None and attempt.dispatch.attempt == revoked.attempt:

@@ -18,15 +18,16 @@ from nats.js.errors import BucketNotFoundError, NotFoundError, ObjectNotFoundErr
 from shared.contracts.streams import LEASES_BUCKET, MODELS_BUCKET, SNAPSHOTS_BUCKET, STREAMS, Stream
 from shared.core.errors import LegatoError
 from shared.runtime.cursor import Cursor, Record, Source
-from shared.runtime.nats_client import NatsClient
+from shared.runtime.nats_client import NatsClient, Take
 from shared.runtime.publisher import Ack, Publisher
+from shared.runtime.requests import TIMEOUT_S, Requests
 
 log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 30.0
 OUTBOUND_MAX_BYTES = 64 * 2**20  # kept while the server is away
 LEASE_TTL_S = 6.0
-FETCH_TIMEOUT_S = 5.0
+FETCH_TIMEOUT_S = TIMEOUT_S
 _SERVER_MIN = (2, 12)
 
 
@@ -45,11 +46,12 @@ class BusError(LegatoError):
 class Bus:
     """Use as: `bus = await Bus.connect(config, name)`, and at the end `await bus.close()`."""
 
-    def __init__(self, client: Client, config: BusConfig) -> None:
+    def __init__(self, client: NatsClient, config: BusConfig) -> None:
         self.client = client
         self.config = config
         self.js: JetStreamContext = client.jetstream(timeout=FETCH_TIMEOUT_S)
         self.publisher = Publisher(client)
+        self.requests = Requests(client)
         self.closed = asyncio.Event()  # for good, by `close` or because the server says so (credentials that expired): nothing comes back
         self._encode = msgspec.json.encode
 
@@ -87,11 +89,13 @@ class Bus:
         bus = cls(client, config)
         holder.append(bus)
         await bus.publisher.start()
+        await bus.requests.start()
         return bus
 
     async def close(self) -> None:
         """Send what is buffered and disconnect."""
         await self.publisher.stop()
+        await self.requests.stop()
         if not self.client.is_closed:
             try:
                 await asyncio.wait_for(self.client.drain(), 5.0)
@@ -123,10 +127,14 @@ class Bus:
         """Live messages only. At most 65,536 wait; more are dropped and logged by the client."""
         return await self.client.subscribe(subject, queue=queue, cb=handle, pending_msgs_limit=65_536, pending_bytes_limit=256 * 2**20)
 
-    async def read(self, source: Source, after: int = 0) -> Cursor:
-        """A cursor behind stream sequence `after`. Raises BusError, CursorError."""
+    async def listen(self, subject: str, take: Take) -> Subscription:
+        """Live messages, each given to `take` as soon as it is read: for many messages, and a `take` that is quick and bounded."""
+        return await self.client.listen(subject, take)
+
+    async def read(self, source: Source, after: int = 0, arrived: asyncio.Event | None = None) -> Cursor:
+        """A cursor behind stream sequence `after`; see Cursor.open. Raises BusError, CursorError."""
         with _bus_errors(f"cannot read {source.stream}"):
-            return await Cursor.open(self.client, source, after)
+            return await Cursor.open(self.client, source, after, arrived)
 
     async def last(self, stream: str, subject: str) -> Record | None:
         """The last message of a subject, or None. One direct request."""
@@ -158,17 +166,17 @@ class Bus:
 
     async def _direct(self, stream: str, request: dict[str, Any]) -> Record | None:
         try:
-            msg = await self.client.request(f"$JS.API.DIRECT.GET.{stream}", self._encode(request), timeout=FETCH_TIMEOUT_S)
+            answer = await self.requests.ask(f"$JS.API.DIRECT.GET.{stream}", self._encode(request))
         except nats.errors.NoRespondersError as error:
             raise BusError(f"there is no stream {stream} (or JetStream still starts); `legato migrate` creates it") from error
         except (nats.errors.Error, TimeoutError) as error:
             raise BusError(f"cannot read {stream}: {error or 'no answer'}") from error
-        headers = msg.headers or {}
+        headers = answer.headers
         if headers.get("Status") == "404":
             return None
         if "Nats-Sequence" not in headers:
             raise BusError(f"cannot read {stream}: {headers.get('Description', headers)}")
-        return Record(stream, int(headers["Nats-Sequence"]), headers["Nats-Subject"], msg.data, headers)
+        return Record(stream, int(headers["Nats-Sequence"]), headers["Nats-Subject"], answer.data, answer.raw_headers)
 
     # --- streams and buckets -------------------------------------------------------------------------------------------------
 

@@ -8,16 +8,16 @@ import asyncio
 import logging
 from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 import nats.errors
-from nats.aio.client import Client
-from nats.aio.msg import Msg
 from nats.js import api
 from nats.js.errors import NotFoundError
 from nats.js.manager import JetStreamManager
 
 from shared.core.errors import LegatoError
+from shared.runtime.nats_client import NatsClient, read_headers
 
 log = logging.getLogger(__name__)
 
@@ -28,15 +28,19 @@ IDLE_HEARTBEAT_S = 2.0
 INACTIVE_S = 60.0  # the server forgets an abandoned cursor after this
 
 
-@dataclass(slots=True, frozen=True)
-class Record:
+class Record(NamedTuple):
     """One message of a stream."""
 
     stream: str
     seq: int
     subject: str
     data: bytes
-    headers: dict[str, str]
+    raw_headers: bytes
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """By name; read anew each time, for few look at them."""
+        return read_headers(self.raw_headers) if self.raw_headers else {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,14 +67,14 @@ def position_of(reply: str) -> tuple[str, int, int]:
 class Cursor:
     """Use as: `cursor = await Cursor.open(...)`, then `await cursor.take(max)` for ever, and `await cursor.close()`."""
 
-    def __init__(self, client: Client, manager: JetStreamManager, source: Source, after: int) -> None:
+    def __init__(self, client: NatsClient, manager: JetStreamManager, source: Source, after: int, arrived: asyncio.Event) -> None:
         self._client = client
         self._manager = manager
         self._source = source
         self.after = after
         self._ready: deque[Record] = deque()
         self._ready_bytes = 0
-        self._arrived = asyncio.Event()
+        self._arrived = arrived
         self._asked = 0
         self._name = ""
         self._inbox = ""
@@ -83,20 +87,26 @@ class Cursor:
         self._watch: asyncio.Task[None] | None = None
 
     @classmethod
-    async def open(cls, client: Client, source: Source, after: int = 0) -> "Cursor":
-        """`after`: the stream sequence already handled. Raises CursorError."""
-        cursor = cls(client, client.jsm(), source, after)
+    async def open(cls, client: NatsClient, source: Source, after: int = 0, arrived: asyncio.Event | None = None) -> "Cursor":
+        """`after`: the stream sequence already handled. `arrived` is set when there is something to take. Raises CursorError."""
+        cursor = cls(client, client.jsm(), source, after, arrived or asyncio.Event())
         await cursor._create()
         cursor._watch = asyncio.create_task(cursor._watchdog(), name=f"cursor-{source.stream}")
         return cursor
 
     async def take(self, most: int) -> list[Record]:
         """The next messages, at least one; waits until there is one. Raises CursorError when there will never be one again."""
-        while not self._ready:
-            if self._failure is not None:
-                raise CursorError(f"reading {self._source.stream} failed: {self._failure!r}") from self._failure
+        while not (batch := await self.take_now(most)):
             self._arrived.clear()
             await self._arrived.wait()
+        return batch
+
+    async def take_now(self, most: int) -> list[Record]:
+        """What is there of the next messages, perhaps nothing. Raises CursorError as `take` does."""
+        if not self._ready:
+            if self._failure is not None:
+                raise CursorError(f"reading {self._source.stream} failed: {self._failure!r}") from self._failure
+            return []
         batch = [self._ready.popleft() for _ in range(min(most, len(self._ready)))]
         self._ready_bytes -= sum(len(record.data) for record in batch)
         self.after = max(self.after, batch[-1].seq)
@@ -129,12 +139,16 @@ class Cursor:
             raise CursorError(f"stream {self._source.stream} does not exist; `legato migrate` creates it") from error
         self._name, self._inbox, generation = info.name, self._client.new_inbox(), self._generation
 
-        async def deliver(msg: Msg) -> None:
-            self._deliver(msg, generation)
+        def deliver(subject: str, reply: str, data: bytes, headers: bytes) -> None:
+            if generation != self._generation:
+                return
+            self._heard()
+            if subject != self._inbox:  # whatever headers a message has: the server's own words come on the inbox
+                self._take_in(position_of(reply), subject, data, headers)
+            else:
+                self._obey(read_headers(headers))
 
-        self._subscription = await self._client.subscribe(
-            self._inbox, cb=deliver, pending_msgs_limit=4 * AHEAD, pending_bytes_limit=256 * 2**20
-        )
+        self._subscription = await self._client.listen(self._inbox, deliver)
         self._heard()
         self._asked = 0
         await self._ask()
@@ -169,15 +183,6 @@ class Cursor:
         request = msgspec.json.encode({"batch": number, "max_bytes": AHEAD_BYTES, **times})
         await self._client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{self._source.stream}.{self._name}", request, self._inbox)
 
-    def _deliver(self, msg: Msg, generation: int) -> None:
-        if generation != self._generation:
-            return
-        self._heard()
-        if msg.subject != self._inbox:  # whatever headers a message has: the server's own words come on the inbox
-            self._take_in(msg)
-        else:
-            self._obey(msg.headers or {})
-
     def _obey(self, headers: dict[str, str]) -> None:
         status = headers.get("Status", "")
         if status in ("408", "404") or "Nats-Pending-Messages" in headers:  # the request ran out: the unserved part is open again
@@ -187,8 +192,8 @@ class Cursor:
             log.info("cursor ended by the server", extra={"stream": self._source.stream, "status": status})
             self._last_heard = 0.0
 
-    def _take_in(self, msg: Msg) -> None:
-        stream, seq, delivery = position_of(msg.reply)
+    def _take_in(self, place: tuple[str, int, int], subject: str, data: bytes, headers: bytes) -> None:
+        stream, seq, delivery = place
         self._deliveries += 1
         if delivery != self._deliveries:  # some were lost on the way: a broken connection, or a client that dropped them
             log.info("cursor has a gap, reading again", extra={"stream": self._source.stream, "after": self.after})
@@ -196,8 +201,8 @@ class Cursor:
             self._last_heard = 0.0
             return
         self._asked -= 1
-        self._ready.append(Record(stream, seq, msg.subject, msg.data, msg.headers or {}))
-        self._ready_bytes += len(msg.data)
+        self._ready.append(Record(stream, seq, subject, data, headers))
+        self._ready_bytes += len(data)
         self._arrived.set()
 
     def _heard(self) -> None:

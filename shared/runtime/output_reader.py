@@ -11,7 +11,6 @@ from collections import deque
 
 import msgspec
 import nats.errors
-from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from shared.contracts import subjects
@@ -61,7 +60,7 @@ class OutputReader:
     async def open(self, *, joining: bool = False) -> None:
         """Subscribe. `joining`: the step may have output already, read it first. Raises BusError."""
         try:
-            self._subscription = await self._bus.subscribe(self._subject, self._on_message)
+            self._subscription = await self._bus.listen(self._subject, self._on_message)
         except nats.errors.Error as error:
             raise BusError(f"cannot listen on {self._subject}: {error}") from error
         self._doubt = joining
@@ -101,9 +100,9 @@ class OutputReader:
 
     # --- the live subscription -----------------------------------------------------------------------------------------------
 
-    async def _on_message(self, msg: Msg) -> None:
+    def _on_message(self, _: str, __: str, data: bytes, ___: bytes) -> None:
         if len(self._live) < QUEUE_MAX:
-            self._live.append(msg.data)
+            self._live.append(data)
         else:
             self._doubt = True
         self._arrived.set()

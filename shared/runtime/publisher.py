@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 import msgspec
 import nats.errors
-from nats.aio.client import Client
-from nats.aio.msg import Msg
 
 from shared.core.errors import LegatoError
+from shared.runtime.nats_client import NatsClient
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +82,7 @@ class _Pending:
 class Publisher:
     """All JetStream publishing of one connection. Call `start` once; `store` thereafter."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: NatsClient) -> None:
         self._client = client
         self._pending: dict[str, _Pending] = {}
         self._count = 0
@@ -95,7 +94,7 @@ class Publisher:
         self._room.set()
 
     async def start(self) -> None:
-        await self._client.subscribe(f"{self._prefix}.*", cb=self._on_ack, pending_msgs_limit=2 * IN_FLIGHT_MAX)
+        await self._client.listen(f"{self._prefix}.*", self._on_ack)
         self._sweeper = asyncio.create_task(self._sweep(), name="publisher-sweep")
 
     async def stop(self) -> None:
@@ -182,18 +181,18 @@ class Publisher:
             pending.future.set_exception(outcome)
             pending.future.exception()  # marks it as seen: some futures are waited for much later
 
-    async def _on_ack(self, msg: Msg) -> None:
-        token = msg.subject.rpartition(".")[2]
+    def _on_ack(self, subject: str, _: str, data: bytes, __: bytes) -> None:
+        token = subject.rpartition(".")[2]
         pending = self._pending.get(token)
         if pending is None:
             return
-        if not msg.data:  # 503: no stream listens; after a server's restart that passes
+        if not data:  # 503: no stream listens; after a server's restart that passes
             if time.monotonic() - pending.first > RESEND_AFTER_S * 5:
                 self._finish(token, StreamAbsent(f"no stream takes messages on {pending.subject}"))
             else:
                 pending.again_soon()
             return
-        ack = self._decoder.decode(msg.data)
+        ack = self._decoder.decode(data)
         if ack.error is None:
             self._finish(token, ack)
         elif ack.error.err_code in _WRONG_LAST_SEQUENCE:
