@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 ENTRIES_PER_BATCH = 256
 BATCH_BYTES_MAX = 4 * 2**20  # less where nats-server takes less in one message
 ENTRY_BYTES = 512  # of an entry, besides its input and outputs
+GAP_S = 0.01  # between two batches: at hundreds of inputs a second a batch for each would cost the bus more than all else that is decided
 SNAPSHOT_EVERY = 20_000  # inputs: what a recovery reads at most
 SNAPSHOT_AFTER_S = 60.0  # and no later, where there is anything new: the journal's stream is shared, and drops its oldest entries by size
 SNAPSHOT_SHARE = 50  # of the time goes into snapshots at most one in so many
@@ -203,6 +204,8 @@ class Writer:
                 self.empty.set()
                 self._arrived.clear()
                 await self._arrived.wait()
+            if len(self._waiting) < ENTRIES_PER_BATCH:
+                await asyncio.sleep(GAP_S)
             await self._write(self._take())
 
     def _take(self) -> list[tuple[Entry, list[asyncio.Future[Ack]]]]:
