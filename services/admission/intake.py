@@ -26,7 +26,7 @@ from shared.core.catalogue import resolve
 from shared.core.errors import LegatoError
 from shared.core.machine import ENCODER
 from shared.core.reading import NoMessage, read
-from shared.drivers.live import Unreadable
+from shared.drivers.inputs import Unreadable
 from shared.runtime.cursor import Record
 
 log = logging.getLogger(__name__)

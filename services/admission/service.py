@@ -17,7 +17,7 @@ from shared.contracts.steps import AttemptEnded
 from shared.contracts.streams import FLEET, MODELS_BUCKET, STEPS
 from shared.core.catalogue import ModelsConfig
 from shared.core.errors import LegatoError
-from shared.drivers.live import Wiring
+from shared.drivers.inputs import Wiring
 from shared.drivers.service import run_machine
 from shared.runtime.bus import Bus, BusError
 from shared.runtime.cursor import Source

@@ -4,7 +4,7 @@ from services.autoscaler.config import AutoscalerConfig
 from services.autoscaler.decide import MACHINE
 from shared.contracts import subjects
 from shared.contracts.streams import FLEET
-from shared.drivers.live import Wiring
+from shared.drivers.inputs import Wiring
 from shared.drivers.service import run_machine
 from shared.runtime.cursor import Source
 from shared.runtime.lifecycle import Context

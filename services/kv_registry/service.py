@@ -10,7 +10,7 @@ from shared.contracts.envelope import Message
 from shared.contracts.ids import ModelName
 from shared.contracts.streams import FLEET, PROMPTS
 from shared.core.reading import NoMessage, read
-from shared.drivers.live import Unreadable, Wiring
+from shared.drivers.inputs import Unreadable, Wiring
 from shared.drivers.service import run_machine
 from shared.runtime.cursor import Record, Source
 from shared.runtime.lifecycle import Context
@@ -41,7 +41,7 @@ async def run(context: Context) -> None:
     await run_machine(context, MACHINE, config, wiring, config.cell)
 
 
-async def prepare(record: Record) -> PromptSeen:
+def prepare(record: Record) -> PromptSeen:
     """A stored prompt as the machine sees it. Raises Unreadable."""
     try:
         return PromptSeen(**msgspec.structs.asdict(read(_PROMPT, record.data)))

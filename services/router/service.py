@@ -6,15 +6,19 @@ from services.router.config import RouterConfig
 from services.router.decide import MACHINE
 from shared.contracts import subjects
 from shared.contracts.catalogue import KIND
+from shared.contracts.envelope import Message
 from shared.contracts.steps import AttemptEnded
 from shared.contracts.streams import FLEET, STEPS
 from shared.core.catalogue import ModelsConfig
-from shared.drivers.live import Wiring
+from shared.core.reading import NoMessage, brief, read
+from shared.drivers.inputs import Unreadable, Wiring
 from shared.drivers.service import run_machine
-from shared.runtime.cursor import Source
+from shared.runtime.cursor import Record, Source
 from shared.runtime.lifecycle import Context
 
 PARTITION = "main"
+
+_INPUT: msgspec.json.Decoder[Message] = msgspec.json.Decoder(MACHINE.inputs)
 
 
 async def run(context: Context) -> None:
@@ -28,5 +32,14 @@ async def run(context: Context) -> None:
             Source(stream=FLEET.name, subjects=(subjects.WORKERS,), latest=True),
         ],
         live=[subjects.QUEUES],
+        prepare=prepare,
     )
     await run_machine(context, MACHINE, config, wiring, PARTITION)
+
+
+def prepare(record: Record) -> Message:
+    """A stored message as the machine sees it. Raises Unreadable."""
+    try:
+        return brief(read(_INPUT, record.data))
+    except NoMessage as error:
+        raise Unreadable(str(error)) from error

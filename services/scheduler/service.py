@@ -8,9 +8,8 @@ from shared.contracts import subjects
 from shared.contracts.envelope import Message
 from shared.contracts.steps import CancelRequested
 from shared.contracts.streams import FLEET, STEPS
-from shared.core.reading import NoMessage
-from shared.core.reading import read as read_message
-from shared.drivers.live import Unreadable, Wiring
+from shared.core.reading import NoMessage, brief, read
+from shared.drivers.inputs import Unreadable, Wiring
 from shared.drivers.service import run_machine
 from shared.runtime.cursor import Record, Source
 from shared.runtime.lifecycle import Context
@@ -32,16 +31,17 @@ async def run(context: Context) -> None:
             Source(stream=FLEET.name, subjects=(subjects.WORKERS,), latest=True),
         ],
         live=[subjects.BEATS, subjects.match(config.cell)],
-        prepare=read,
+        prepare=prepare,
     )
     await run_machine(context, MACHINE, config, wiring, config.cell)
 
 
-async def read(record: Record) -> Message:
-    """A stored message. A cancellation may be as bare as `{}`: the step is that of its subject, whatever its body says."""
+def prepare(record: Record) -> Message:
+    """A stored message as the machine sees it. A cancellation may be as bare as `{}`: the step is that of its subject, whatever its body
+    says. Raises Unreadable."""
     try:
-        if not record.subject.startswith(_CANCELLED):
-            return read_message(_INPUT, record.data)
-        return msgspec.structs.replace(read_message(_CANCEL, record.data or b"{}"), step=subjects.step_of(record.subject))
+        if record.subject.startswith(_CANCELLED):
+            return msgspec.structs.replace(read(_CANCEL, record.data or b"{}"), step=subjects.step_of(record.subject))
+        return brief(read(_INPUT, record.data))
     except NoMessage as error:
         raise Unreadable(str(error)) from error

@@ -10,6 +10,7 @@ from shared.contracts.catalogue import KIND
 from shared.contracts.envelope import Message
 from shared.contracts.fleet import WorkerBeat
 from shared.contracts.ids import is_subject_token
+from shared.contracts.steps import AttemptEnded
 from shared.core.errors import LegatoError
 
 PLACES = ("step", "cell", "worker", "pool")  # fields that stand in subjects
@@ -35,6 +36,11 @@ def read(decoder: msgspec.json.Decoder[MessageT], data: bytes) -> MessageT:
     if not (message.trace.isascii() and message.trace.isprintable()):
         raise NoMessage(f"{message.trace[:100]!r} is no trace")
     return message
+
+
+def brief(message: Message) -> Message:
+    """Without what an attempt said: whoever decides needs the rest, and no journal should hold all outputs once more."""
+    return msgspec.structs.replace(message, tokens=[], text="") if isinstance(message, AttemptEnded) else message
 
 
 def _names(message: Message) -> Iterator[str]:

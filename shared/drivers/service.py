@@ -3,7 +3,8 @@
 import asyncio
 
 from shared.core.machine import ConfigT, Machine, StateT
-from shared.drivers.live import LiveDriver, Wiring
+from shared.drivers.inputs import Wiring
+from shared.drivers.live import LiveDriver
 from shared.runtime.lifecycle import Context
 
 

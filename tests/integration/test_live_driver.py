@@ -18,8 +18,9 @@ from shared.contracts.output import End, Output
 from shared.contracts.steps import CancelRequested
 from shared.contracts.streams import DEAD, JOURNAL, LEASES_BUCKET, OUT, SNAPSHOTS_BUCKET, STEPS
 from shared.core.machine import ENCODER, Machine
+from shared.drivers.inputs import Wiring
 from shared.drivers.journal import Reader, Snapshot
-from shared.drivers.live import LiveDriver, Wiring
+from shared.drivers.live import LiveDriver
 from shared.drivers.replay import Replay
 from shared.runtime.bus import Bus, BusConfig
 from shared.runtime.cursor import Source

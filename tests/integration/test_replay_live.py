@@ -16,8 +16,9 @@ from shared.contracts.output import Output
 from shared.contracts.steps import CancelRequested
 from shared.contracts.streams import JOURNAL, OUT, STEPS
 from shared.core.machine import ENCODER, Machine, stamp, step
+from shared.drivers.inputs import Wiring
 from shared.drivers.journal import Snapshot, Writer
-from shared.drivers.live import LiveDriver, Wiring
+from shared.drivers.live import LiveDriver
 from shared.drivers.refold import ReplayError
 from shared.drivers.replay import Replay
 from shared.runtime.bus import Bus, BusConfig

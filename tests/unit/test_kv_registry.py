@@ -16,7 +16,7 @@ from shared.contracts.ids import CellId, ModelName, StepId, TenantId, WorkerId
 from shared.contracts.kv import AllCleared, BlocksRemoved, BlocksStored, KvChanged, KvEvent, KvResyncRequested, KvSnapshot, PrefixMatched
 from shared.contracts.steps import Prompt
 from shared.core.machine import step as take
-from shared.drivers.live import Unreadable
+from shared.drivers.inputs import Unreadable
 from shared.runtime.cursor import Record
 
 MS = 1_000_000
@@ -322,13 +322,13 @@ def test_hundreds_of_workers_survive_the_encoding() -> None:
     assert registry.ask(-(2**63), 0) == expected
 
 
-async def test_a_stored_prompt_is_read_without_its_tokens() -> None:
+def test_a_stored_prompt_is_read_without_its_tokens() -> None:
     stored_prompt = Prompt(
         step=StepId("s"), tenant=TenantId("t"), time_ns=7, model=ModelName("m"), tokens=[1] * 40, block_tokens=16, blocks=[5, 6]
     )
-    record = Record("LEGATO_PROMPTS", 1, "legato.prompt.s", msgspec.json.encode(stored_prompt), {})
-    seen = await prepare(record)
+    record = Record("LEGATO_PROMPTS", 1, "legato.prompt.s", msgspec.json.encode(stored_prompt), b"")
+    seen = prepare(record)
     assert seen == PromptSeen(step=StepId("s"), tenant=TenantId("t"), time_ns=7, model=ModelName("m"), block_tokens=16, blocks=[5, 6])
     assert msgspec.json.decode(msgspec.json.encode(seen), type=MACHINE.inputs) == seen
     with pytest.raises(Unreadable):
-        await prepare(Record("LEGATO_PROMPTS", 1, "legato.prompt.s", b"{}", {}))
+        prepare(Record("LEGATO_PROMPTS", 1, "legato.prompt.s", b"{}", b""))
