@@ -126,7 +126,13 @@ class Attempt:
         if before.end is not None:
             return self._ended(before.end, before.tokens, before.text)
         writer = OutputWriter(self._bus, dispatch, before, self._served.output_gap_s)
-        await _together(writer.run(), self._generate(request, processor, writer))
+        writing = asyncio.create_task(writer.run(), name=f"output-{dispatch.step}")
+        try:
+            await self._generate(request, processor, writer)
+            await writing
+        finally:
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
         return self._report(writer.end, processor)
 
     async def _prompt(self) -> list[int] | None:
@@ -175,6 +181,7 @@ class Attempt:
                         await writer.add(piece)
                     if piece.finish is not None:
                         return  # closing the iterator aborts what the engine may still do
+                await writer.landing()
 
     @property
     def _stopped(self) -> bool:
@@ -242,16 +249,3 @@ def _parts(chunk: EngineChunk) -> Iterator[EngineChunk]:
     for start in range(0, len(tokens), PIECE_TOKENS_MAX):
         end = start + PIECE_TOKENS_MAX
         yield EngineChunk(tokens=tokens[start:end], logprobs=logprobs[start:end], finish=chunk.finish if end >= len(tokens) else None)
-
-
-async def _together(*coroutines: object) -> None:
-    """Run all; the first error stops the others and is raised as it is."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]  # type: ignore[call-overload]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -35,7 +35,8 @@ class Fenced(LegatoError):
 
 
 class OutputWriter:
-    """`add` what the engine gave and `finish`; `run` beside it stores, and returns when all is stored."""
+    """`add` what the engine gave, and `finish`; `run` beside it stores, and returns when all is stored. `landing` keeps whoever adds from
+    asking the engine for single tokens that would wait here: what comes while a message is in flight is asked for together."""
 
     def __init__(self, bus: Bus, dispatch: StepDispatched, before: Captured, gap_s: float) -> None:
         self.end: End | None = None
@@ -50,18 +51,30 @@ class OutputWriter:
         self._pieces: deque[Piece] = deque()
         self._weight = 0  # of the pieces
         self._finished = False
+        self._resting = False  # between two messages
+        self._failure: Exception | None = None
         self._wake = asyncio.Event()
         self._due = asyncio.Event()
         self._room = asyncio.Event()
+        self._landed = asyncio.Event()
+        self._landed.set()
 
     async def add(self, piece: Piece) -> None:
-        """Take output; waits only while too much is not yet stored."""
-        while self._weight >= PENDING_MAX:
+        """Take output; waits only while too much is not yet stored. Raises what `run` raised."""
+        while self._weight >= PENDING_MAX and self._failure is None:
             self._room.clear()
             await self._room.wait()
+        if self._failure is not None:
+            raise self._failure
         self._pieces.append(piece)
         self._weight += weight(piece)
+        if not self._resting:
+            self._landed.clear()
         self._wake.set()
+
+    async def landing(self) -> None:
+        """Wait until no message is in flight."""
+        await self._landed.wait()
 
     def finish(self, end: End | None) -> None:
         """Nothing follows. With an `end`, the last message carries it; without, another attempt may go on from here."""
@@ -72,6 +85,16 @@ class OutputWriter:
 
     async def run(self) -> None:
         """Raises Fenced, or StoreError when JetStream stays away."""
+        try:
+            await self._run()
+        except Exception as error:
+            self._failure = error
+            raise
+        finally:
+            self._landed.set()
+            self._room.set()
+
+    async def _run(self) -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -86,11 +109,14 @@ class OutputWriter:
 
     async def _keep_distance(self) -> None:
         """Wait for the gap to pass, or for the end."""
+        self._resting = True
+        self._landed.set()
         self._due.clear()
         if not self._finished:
             timer = asyncio.get_running_loop().call_later(self._gap_s, self._due.set)
             await self._due.wait()
             timer.cancel()
+        self._resting = False
 
     def _take(self, end: End | None) -> Output:
         """The next message: whole pieces, at least one if there is any, because a text belongs to its tokens."""
