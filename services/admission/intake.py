@@ -4,7 +4,7 @@ All that takes time is here, none of it in the decision.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -14,7 +14,7 @@ from services.admission.policies.tenant import tenant_of
 from services.admission.prompts import Prompts
 from services.admission.reading import check, parse, plain, seeded, step_from, trace_from
 from services.admission.state import State
-from services.admission.tokenising import Encoded, Tokenisers
+from services.admission.tokenising import INLINE_BYTES, Encoded, Tokenisers
 from shared.contracts.envelope import Message
 from shared.contracts.fleet import ModelCard
 from shared.contracts.ids import MessageId, StepId, WorkflowId
@@ -50,51 +50,64 @@ class Intake:
         self._aliases = aliases
         self._cards = cards
         self._tokenisers = tokenisers
+        self._slow = 0  # submissions that are being read, and take their time
 
-    async def prepare(self, record: Record) -> Message:
-        """Raises Unreadable for what has no step id that anybody could be answered under, or is no message of ours."""
+    def prepare(self, record: Record) -> Message | Awaitable[Message]:
+        """The input, at once for all that is short and whose tokenizer is in memory. Raises Unreadable for what has no step id that anybody
+        could be answered under, or is no message of ours."""
         if not record.subject.startswith("legato.submit."):
             return news(record.data)
         step = step_from(record.subject)
         if step is None:
             raise _nameless(record)
-        await self.prompts.room()
         submission = parse(record.data, self._config.prompt_bytes_max)
         blank = SubmissionRead(id=MessageId(f"{record.stream}:{record.seq}"), step=step, trace=trace_from(record.headers))
         if isinstance(submission, Problem):
             return msgspec.structs.replace(blank, problem=submission)
         try:
-            return await self._read(_filled(blank, submission), submission, len(record.data))
+            return self._read(_filled(blank, submission), submission, len(record.data))
         except LegatoError:
             raise
-        except Exception as error:  # a bug: its submission is answered like any other, and holds up nobody
-            log.exception("a submission could not be read")
-            problem = Problem(reason=Reason.INTERNAL, message=plain(f"the submission could not be read: {type(error).__name__}"))
-            return msgspec.structs.replace(blank, problem=problem)
+        except Exception as error:
+            return _broken(blank, error)
 
-    async def _read(self, read: SubmissionRead, submission: Submission, size: int) -> SubmissionRead:
+    def _read(self, read: SubmissionRead, submission: Submission, size: int) -> Message | Awaitable[Message]:
         owner = tenant_of(submission.key, self._config)
         if isinstance(owner, Problem):  # before any work is done for it
             return msgspec.structs.replace(read, problem=owner)
         card = self._cards.get(resolve(self._aliases, submission.model))
         if card is None:
             return msgspec.structs.replace(read, problem=self._not_found(submission.model))
+        read = msgspec.structs.replace(read, model=card.name, context_tokens=card.context_tokens)
         problem = check(submission, card)
-        encoded = problem or await self._tokenisers.encode(submission, card, size)
+        if problem is not None:
+            return msgspec.structs.replace(read, problem=problem)
+        tokeniser = self._tokenisers.at_hand(card) if size <= INLINE_BYTES and self.prompts.has_room else None
+        if tokeniser is None or self._slow:  # a prompt that took the room of one before it would wait for that one's decision
+            self._slow += 1
+            return self._read_slowly(read, submission, card, size)
+        return self._tokenised(read, submission, card, tokeniser.encode(submission))
+
+    async def _read_slowly(self, read: SubmissionRead, submission: Submission, card: ModelCard, size: int) -> Message:
+        try:
+            await self.prompts.room()
+            return self._tokenised(read, submission, card, await self._tokenisers.encode(submission, card, size))
+        except LegatoError:
+            raise
+        except Exception as error:
+            return _broken(read, error)
+        finally:
+            self._slow -= 1
+
+    def _tokenised(self, read: SubmissionRead, submission: Submission, card: ModelCard, encoded: Encoded | Problem) -> SubmissionRead:
         if isinstance(encoded, Problem):
-            return msgspec.structs.replace(read, model=card.name, problem=encoded)
+            return msgspec.structs.replace(read, problem=encoded)
         prompt = _prompt(read, card, encoded)
         problem = oversize(prompt, self._message_bytes_max)
         if problem is not None:
-            return msgspec.structs.replace(read, model=card.name, problem=problem)
+            return msgspec.structs.replace(read, problem=problem)
         self.prompts.put(read.id, prompt)
-        return msgspec.structs.replace(
-            read,
-            model=card.name,
-            prompt_tokens=len(encoded.tokens),
-            context_tokens=card.context_tokens,
-            sampling=seeded(submission.sampling, read.step, card),
-        )
+        return msgspec.structs.replace(read, prompt_tokens=len(encoded.tokens), sampling=seeded(submission.sampling, read.step, card))
 
     def _not_found(self, model: str) -> Problem:
         known = ", ".join(self._cards.names[:20]) or "none"
@@ -116,6 +129,13 @@ def watched(decide: Callable[..., list[Message]], prompts: Prompts) -> Callable[
         return outputs
 
     return decide_and_tell
+
+
+def _broken(read: SubmissionRead, error: Exception) -> SubmissionRead:
+    """A bug: its submission is answered like any other, and holds up nobody."""
+    log.error("a submission could not be read", exc_info=error)
+    problem = Problem(reason=Reason.INTERNAL, message=plain(f"the submission could not be read: {type(error).__name__}"))
+    return msgspec.structs.replace(read, problem=problem)
 
 
 def _filled(read: SubmissionRead, submission: Submission) -> SubmissionRead:

@@ -34,9 +34,14 @@ class Prompts:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether another prompt may be prepared now."""
+        return self._tokens < self._tokens_max and not self._gate.locked()
+
     async def room(self) -> None:
         """Wait until another prompt may be prepared. Raises PromptsError."""
-        if self._tokens < self._tokens_max and not self._gate.locked():
+        if self.has_room:
             return
         async with self._gate:
             try:

@@ -94,6 +94,11 @@ class Tokenisers:
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
+    def at_hand(self, card: ModelCard) -> Tokeniser | None:
+        """The model's tokeniser, if all of it is in memory."""
+        tokenizer, template = self._tokenizers.get(card.tokenizer), self._templates.get(card.chat_template)
+        return None if tokenizer is None or template is None else Tokeniser(card=card, tokenizer=tokenizer, template=template)
+
     async def encode(self, submission: Submission, card: ModelCard, size: int) -> Encoded | Problem:
         """The prompt's tokens, or why there are none. `size`: the submission's bytes. Raises what `fetch` raises."""
         tokenizer = self._tokenizers.get(card.tokenizer) or await self._loaded(card)
