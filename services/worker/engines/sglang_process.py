@@ -35,11 +35,12 @@ class EngineProcess:
         return self._process is not None and self._process.running
 
     async def ended(self) -> str:
-        """Wait for the child's end, see to it that nothing of its group is left, and say how it ended."""
+        """Wait for the child's end, kill what is left of its group, and say how it ended. Whoever starts SGLang anew calls `stop` before,
+        which also waits until that is gone: the fleet must know of the end at once."""
         if self._process is None:
             raise ProcessError("SGLang was never started")
         await self._process.wait()
-        await self.stop(grace_s=0)
+        await self._process.stop(grace_s=0)
         return self.described()
 
     def described(self) -> str:
