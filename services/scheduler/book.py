@@ -42,6 +42,7 @@ class Step(msgspec.Struct, kw_only=True, omit_defaults=True):
     seen_ns: int = 0  # when the attempt was placed or last listed by the worker
     cached: dict[WorkerId, int] | None = None  # prompt tokens in each worker's cache; None: the registry has not answered
     failed_on: WorkerId = WorkerId("")
+    failed_ns: int = 0  # when a worker last reported a failure
     cancelled: bool = False
     revoked: bool = False  # the worker was told to end it
     closed: bool = False  # the end is published; only the worker must still stop

@@ -9,7 +9,8 @@ Rules:
 - An attempt is lost when its worker is silent for `lease_ms`, does not list it in its beats for `dispatch_grace_ms`, starts anew or says
   good-bye; it is void then, and the step goes back to its place in the queue, up to `attempts_max`. Silence is counted only while anything
   is heard at all: the scheduler's own silence is not the worker's.
-- A worker that refused an attempt because it takes none now gets no other until its next heartbeat says what it is.
+- A worker that refused an attempt because it takes none now gets no other until its next heartbeat says what it is. One that reported
+  another failure does not get that step again before then.
 - An attempt that failed is repeated elsewhere if that may help, else the step ends. One that ended otherwise ends the step, whatever its
   number: its reader has seen the end.
 - A worker's word about the current attempt counts more than the record. What it lists beyond that is revoked: old attempts at once, unknown
@@ -154,7 +155,8 @@ def dispatch(plan: Plan, model: ModelName) -> None:
     if queue is None or not has_slot(plan.state, model):
         return
     workers = plan.ready_workers(model)
-    ready, loads = len(workers), [Load(worker) for worker in workers if busy_slots(worker) < worker.capacity.slots]
+    heard, ready = plan.state.heard, len(workers)
+    loads = [Load(worker, heard[worker.id]) for worker in workers if busy_slots(worker) < worker.capacity.slots]
     free = sum(load.slots - load.busy for load in loads)
     if free == 0:
         return

@@ -15,13 +15,15 @@ class Load:
         "capacity_blocks",
         "decode_tokens_per_s",
         "free_blocks",
+        "heard_ns",
         "id",
         "prefill_tokens_per_s",
         "slots",
     )
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, heard_ns: int = 0) -> None:
         capacity = worker.capacity
+        self.heard_ns = heard_ns  # its last heartbeat
         self.id: WorkerId = worker.id
         self.slots = capacity.slots
         self.busy = busy_slots(worker)

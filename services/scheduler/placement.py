@@ -31,7 +31,7 @@ def choose(step: Step, loads: list[Load], ready: int) -> Choice | None:
     best: Choice | None = None
     for load in loads:
         cached = cached_tokens(step, load)
-        if is_spared(load.id, step.failed_on, ready) or not fits(step.job, load, cached):
+        if is_spared(load, step, ready) or not fits(step.job, load, cached):
             continue
         score = finish_s(uncached_tokens(step.job, cached), expected_output_tokens(step.job), load)
         if best is None or (score, load.id) < best[:2]:

@@ -150,7 +150,7 @@ def _on_ended(state: State, event: AttemptEnded, now_ns: int) -> None:
             state.service_ms[step.job.model] = smoothed(known, (now_ns - step.placed_ns) / MS)
         finish(state, step, now_ns)
     elif event.retryable or step.closed:
-        step.attempt = event.attempt
+        step.attempt, step.failed_ns = event.attempt, now_ns
         put_back(state, step, event.worker)
     else:
         take_out(state, step)

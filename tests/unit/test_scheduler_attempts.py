@@ -124,10 +124,33 @@ def test_a_full_other_worker_is_waited_for_after_a_failure() -> None:
     assert one(StepDispatched, world.end(other)).step == "s"
 
 
-def test_a_lone_worker_gets_its_failure_again() -> None:
+def test_a_lone_worker_gets_its_failure_again_when_it_has_said_that_it_lives() -> None:
     world = World()
     world.join("a")
-    assert one(StepDispatched, world.end(running(world), Status.FAILED, retryable=True)).worker == "a"
+    first = running(world)
+    world.wait(1)
+    assert not only(StepDispatched, world.end(first, Status.FAILED, retryable=True))
+    assert running(world, "other").worker == "a", "nobody is held back by it"
+    assert one(StepDispatched, world.beat("a", ("other", 1))).attempt == 2
+
+
+def test_an_engine_that_dies_uses_up_one_attempt_of_a_step() -> None:
+    world = World(attempts_max=2)
+    world.join("a")
+    first = running(world)
+    world.wait(1)
+    world.end(first, Status.FAILED, retryable=True)
+    assert not only(StepDispatched, world.beat("a", state=WorkerState.DOWN))
+    assert not only(StepDispatched, world.beat("a", state=WorkerState.LOADING))
+    assert one(StepDispatched, world.beat("a")).attempt == 2
+
+
+def test_a_lone_worker_that_was_lost_gets_its_step_again_at_its_return() -> None:
+    world = World()
+    world.join("a")
+    running(world)
+    world.take(registered("a", epoch=2))
+    assert one(StepDispatched, world.beat("a", epoch=2)).attempt == 2
 
 
 def test_a_lone_worker_that_takes_nothing_now_is_left_alone_until_it_says_that_it_does() -> None:

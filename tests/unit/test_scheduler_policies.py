@@ -73,10 +73,12 @@ def test_a_step_fits_where_slots_and_blocks_are_free() -> None:
     assert could_ever_fit(LONG, 16, 39)
 
 
-def test_the_worker_that_failed_is_spared_while_there_is_another() -> None:
-    assert is_spared(WorkerId("a"), WorkerId("a"), ready=2)
-    assert not is_spared(WorkerId("a"), WorkerId("a"), ready=1)
-    assert not is_spared(WorkerId("b"), WorkerId("a"), ready=2)
+def test_the_worker_that_failed_is_spared_while_there_is_another_and_until_it_is_heard() -> None:
+    failed, heard = step(failed_on=WorkerId("a"), failed_ns=5), Load(worker(), heard_ns=5)
+    assert is_spared(heard, failed, ready=2)
+    assert not is_spared(heard, failed, ready=1)
+    assert is_spared(Load(worker(), heard_ns=4), failed, ready=1)
+    assert not is_spared(Load(worker(), heard_ns=4), step(failed_on=WorkerId("b"), failed_ns=5), ready=2)
 
 
 def test_the_finish_is_the_prefill_ahead_the_own_and_the_output() -> None:
