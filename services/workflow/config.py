@@ -13,7 +13,7 @@ class WorkflowConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     batch_max: Positive = 512  # events written in one transaction
     batch_bytes_max: Positive = 32 * 2**20  # of messages; one that is larger goes alone
-    batch_pause_ms: float = 5.0  # between two transactions: more events share a commit, an outcome is announced so much later
+    batch_pause_ms: float = 20.0  # between two transactions: more events share a commit, an outcome is announced so much later
     sweep_ms: Positive = 2_000  # between two looks for steps that stalled
     sweep_max: Positive = 256  # steps per look
     stall_ms: Positive = 10_000  # an admitted step should have been routed by then; doubles with every re-drive

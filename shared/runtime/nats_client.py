@@ -5,6 +5,7 @@ With `listen`, a function is called as soon as the message is read, with its hea
 See docs/decisions/0007-nats-py-with-a-short-cut.md.
 """
 
+import asyncio
 import re
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,10 @@ from nats.protocol import parser
 # In nats-py, \v and \f end a subject, too. For nats-server they are part of it, so such a message broke the connection, again and again.
 parser.MSG_RE = re.compile(rb"\AMSG[ \t]+([^ \t\r\n]+)[ \t]+(\d+)[ \t]+(([^ \t\r\n]+)[ \t]+)?(\d+)\r\n")
 parser.HMSG_RE = re.compile(rb"\AHMSG[ \t]+([^ \t\r\n]+)[ \t]+(\d+)[ \t]+(([^ \t\r\n]+)[ \t]+)?(\d+)[ \t]+(\d+)\r\n")
+
+BUFFERED_MAX = 2**20  # bytes in the socket's buffer, beyond which the client waits for the server
+
+_LINE_ENDS = {ord("\r"): " ", ord("\n"): " "}
 
 Take = Callable[[str, str, bytes, bytes], None]  # subject, reply, data, headers as they came (empty: none)
 
@@ -37,6 +42,12 @@ def read_headers(raw: bytes) -> dict[str, str]:
     return headers
 
 
+def write_headers(headers: dict[str, str]) -> bytes:
+    """What goes over the wire. Names are ours; line ends in values, which would end a header, become blanks."""
+    lines = [f"{name}: {value.translate(_LINE_ENDS)}\r\n" for name, value in headers.items()]
+    return f"NATS/1.0\r\n{''.join(lines)}\r\n".encode() if lines else b""
+
+
 class Listening(Subscription):
     """A subscription whose messages are handed over."""
 
@@ -49,6 +60,10 @@ class NatsClient(Client):
     """nats-py 2.16 stops reading for good, and says nothing, at a message whose subject or reply is no UTF-8, or whose headers are none.
     JetStream would give such a message to every process that comes after."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._writing = False  # what is pending goes out at the end of this turn of the event loop
+
     async def listen(self, subject: str, take: Take) -> Subscription:
         """Subscribe. `take` must be quick, and keep what it takes within bounds: no limit of nats-py counts. What it raises is reported as
         an error of the connection. Raises nats.errors.ConnectionClosedError."""
@@ -58,6 +73,45 @@ class NatsClient(Client):
         listening = self._subs[self._sid] = Listening(self, self._sid, subject, take)
         await self._send_subscribe(listening)
         return listening
+
+    async def send(self, subject: str, payload: bytes, reply: str = "", headers: bytes = b"") -> None:
+        """As `publish`, with headers as `write_headers` gives them. Raises what that raises."""
+        if not headers:
+            await self.publish(subject, payload, reply)
+            return
+        size = len(payload)
+        if self.is_closed or self.is_draining_pubs:
+            raise nats.errors.ConnectionClosedError
+        if not self.is_connected and size + self._pending_data_size > self._max_pending_size:
+            raise nats.errors.OutboundBufferLimitError
+        if size + len(headers) > self._max_payload:
+            raise nats.errors.MaxPayloadError
+        self.stats["out_msgs"] += 1
+        self.stats["out_bytes"] += size
+        head = f"HPUB {subject} {reply} {len(headers)} {len(headers) + size}\r\n".encode()
+        await self._send_command(b"%b%b%b\r\n" % (head, headers, payload))
+        if self._flush_queue is not None and self._flush_queue.empty():
+            await self._flush_pending()
+
+    async def _flush_pending(self, force_flush: bool = False) -> Any:
+        """All that one turn of the event loop sends goes out at its end, without a task in between. When the socket takes no more, nats-py's
+        own flusher waits for it, and whoever sends waits for that."""
+        writer = getattr(self._transport, "_io_writer", None)
+        if force_flush or writer is None or not self.is_connected or writer.transport.get_write_buffer_size() > BUFFERED_MAX:
+            return await super()._flush_pending(force_flush)
+        if not self._writing:
+            self._writing = True
+            asyncio.get_running_loop().call_soon(self._write_pending)
+        return None
+
+    def _write_pending(self) -> None:
+        self._writing = False
+        if self._pending and self.is_connected and self._transport is not None:
+            try:
+                self._transport.writelines(self._pending)
+            except (OSError, RuntimeError):  # the connection broke: the read loop notices it, and what is pending goes out on the next one
+                return
+            self._pending, self._pending_data_size = [], 0
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
         listening = self._subs.get(sid)

@@ -14,7 +14,7 @@ import msgspec
 import nats.errors
 
 from shared.core.errors import LegatoError
-from shared.runtime.nats_client import NatsClient
+from shared.runtime.nats_client import NatsClient, write_headers
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,8 @@ class Ack(msgspec.Struct):
 class _Pending:
     subject: str
     data: bytes
-    headers: dict[str, str]
+    msg_id: str
+    headers: bytes  # as they go over the wire
     future: asyncio.Future[Ack]
     first: float
     sent: float = 0.0  # 0: again at once
@@ -136,7 +137,7 @@ class Publisher:
         self._count += 1
         token = str(self._count)
         future: asyncio.Future[Ack] = asyncio.get_running_loop().create_future()
-        pending = _Pending(subject, data, headers, future, time.monotonic())
+        pending = _Pending(subject, data, msg_id, write_headers(headers), future, time.monotonic())
         self._pending[token] = pending
         await self._send(token, pending)
         return future
@@ -163,7 +164,7 @@ class Publisher:
     async def _send(self, token: str, pending: _Pending) -> None:
         pending.sent, pending.times = time.monotonic(), pending.times + 1
         try:
-            await self._client.publish(pending.subject, pending.data, f"{self._prefix}.{token}", pending.headers or None)
+            await self._client.send(pending.subject, pending.data, f"{self._prefix}.{token}", pending.headers)
         except nats.errors.OutboundBufferLimitError:
             log.debug("outbound buffer full, will send again", extra={"subject": pending.subject})
         except nats.errors.Error as error:
@@ -214,7 +215,7 @@ class Publisher:
             log.info("refusal not understood yet", extra={"subject": pending.subject, "error": repr(error)})
             pending.again_soon()
             return
-        stored, mine = last.headers or {}, pending.headers.get(MSG_ID)
+        stored, mine = last.headers or {}, pending.msg_id
         if mine and stored.get(MSG_ID) == mine:
             self._finish(token, Ack(stream=refusal.stream, seq=int(stored["Nats-Sequence"]), duplicate=True))
         else:

@@ -2,19 +2,24 @@
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import msgspec
 from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from shared.contracts.envelope import Message
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
+SECONDS = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 1e-1, 1.0)  # bounds of the buckets of decision times
 CLOSE_S = 3.0  # at the end of a process, for what was not sent yet
 
 _PROPAGATOR = TraceContextTextMapPropagator()
@@ -26,23 +31,43 @@ class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True):
     otlp_endpoint: str = ""
 
 
+class _Decisions(Collector):
+    """Inputs taken, by type, and how long each took. prometheus_client's own metrics take a lock for each sample, which is not needed where
+    one thread counts; it cost 2% of a busy service."""
+
+    def __init__(self, labels: dict[str, str]) -> None:
+        self._labels = labels
+        self._taken: dict[type[Message], int] = {}
+        self._buckets = [0] * (len(SECONDS) + 1)
+        self._seconds = 0.0
+
+    def add(self, kind: type[Message], seconds: float) -> None:
+        self._taken[kind] = self._taken.get(kind, 0) + 1
+        self._buckets[bisect_left(SECONDS, seconds)] += 1
+        self._seconds += seconds
+
+    def collect(self) -> Iterator[Metric]:
+        names, values = list(self._labels), list(self._labels.values())
+        taken = CounterMetricFamily("legato_decisions", "Inputs taken, by type", labels=["type", *names])
+        for kind, count in list(self._taken.items()):
+            taken.add_metric([str(kind.__struct_config__.tag), *values], count)
+        yield taken
+        bounds, counts = [*map(str, SECONDS), "+Inf"], accumulate(self._buckets)
+        took = HistogramMetricFamily("legato_decision_seconds", "Time from taking an input to having sent what follows", labels=names)
+        took.add_metric(values, list(zip(bounds, counts, strict=True)), self._seconds)
+        yield took
+
+
 class Telemetry:
     """Counters by name, decision times, spans with the step's own parent. Cheap when no endpoint is configured."""
 
     def __init__(self, service: str, instance: str, config: TelemetryConfig) -> None:
         self.registry = CollectorRegistry()
         labels = {"service": service, "instance": instance}
-        self._decisions = Counter("legato_decisions", "Inputs taken, by type", ["type", *labels], registry=self.registry)
-        self._seconds = Histogram(
-            "legato_decision_seconds",
-            "Time from taking an input to having sent what follows",
-            list(labels),
-            buckets=(1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 1e-1, 1.0),
-            registry=self.registry,
-        ).labels(**labels)
+        self._decisions = _Decisions(labels)
+        self.registry.register(self._decisions)
         self._events = Counter("legato_events", "Things worth counting", ["event", *labels], registry=self.registry)
         self._labels = labels
-        self._by_type: dict[type, Counter] = {}
         self._tracer: trace.Tracer | None = None
         self._provider: TracerProvider | None = None
         if config.otlp_endpoint:
@@ -58,12 +83,7 @@ class Telemetry:
 
     def decision(self, event: Message, outputs: Sequence[Message], started_ns: int) -> None:
         """One input was taken and its outputs were sent."""
-        kind = type(event)
-        counter = self._by_type.get(kind)
-        if counter is None:
-            counter = self._by_type[kind] = self._decisions.labels(type=str(kind.__struct_config__.tag), **self._labels)
-        counter.inc()
-        self._seconds.observe((time.time_ns() - started_ns) / 1e9)
+        self._decisions.add(type(event), (time.time_ns() - started_ns) / 1e9)
         if self._tracer is not None:
             for output in outputs:
                 if output.trace:

@@ -91,7 +91,7 @@ async def test_streams_are_waited_for_while_jetstream_does_not_answer(fresh_nats
 
 
 async def test_a_message_is_sent_again_at_growing_distances() -> None:
-    pending = publishing._Pending("subject", b"", {}, asyncio.get_running_loop().create_future(), first=0.0, sent=100.0)
+    pending = publishing._Pending("subject", b"", "", b"", asyncio.get_running_loop().create_future(), first=0.0, sent=100.0)
     distances = []
     for pending.times in range(1, 7):
         distances.append(pending.due - pending.sent)

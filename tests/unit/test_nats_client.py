@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.runtime.nats_client import read_headers
+from shared.runtime.nats_client import read_headers, write_headers
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,13 @@ from shared.runtime.nats_client import read_headers
 )
 def test_headers_are_read_by_name(raw: bytes, headers: dict[str, str]) -> None:
     assert read_headers(raw) == headers
+
+
+@given(st.dictionaries(st.from_regex(r"[A-Za-z][A-Za-z-]{0,20}", fullmatch=True), st.text(max_size=30)))
+def test_headers_are_read_as_they_were_written_and_none_can_end_another(headers: dict[str, str]) -> None:
+    written = write_headers(headers)
+    assert read_headers(written) == {name: value.replace("\r", " ").replace("\n", " ").strip() for name, value in headers.items()}
+    assert written.count(b"\r\n") == (len(headers) + 2 if headers else 0)
 
 
 @given(st.binary(max_size=200))
