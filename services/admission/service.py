@@ -64,7 +64,7 @@ async def _fetch(bus: Bus, name: str) -> bytes | None:
             return await bus.get_object(MODELS_BUCKET, name)
         except (nats.errors.Error, TimeoutError, LegatoError) as error:
             if not left:
-                raise BusError(f"cannot fetch tokenizer {name}: {error or 'no answer'}") from error
+                raise BusError(f"cannot fetch tokenizer {name}: {str(error) or 'no answer'}") from error
             log.warning("tokenizer not fetched yet", extra={"tokenizer": name, "error": str(error)})
             await asyncio.sleep(FETCH_WAIT_S)
     return None

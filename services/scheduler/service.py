@@ -6,8 +6,8 @@ from services.scheduler.config import SchedulerConfig
 from services.scheduler.decide import MACHINE
 from shared.contracts import subjects
 from shared.contracts.envelope import Message
-from shared.contracts.steps import CancelRequested
-from shared.contracts.streams import FLEET, STEPS
+from shared.contracts.steps import CancelRequested, StepDispatched
+from shared.contracts.streams import FLEET, PROMPTS, STEPS
 from shared.core.reading import NoMessage, brief, read
 from shared.drivers.inputs import Unreadable, Wiring
 from shared.drivers.service import run_machine
@@ -32,8 +32,16 @@ async def run(context: Context) -> None:
         ],
         live=[subjects.BEATS, subjects.match(config.cell)],
         prepare=prepare,
+        handed=handed,
     )
     await run_machine(context, MACHINE, config, wiring, config.cell)
+
+
+def handed(message: Message) -> tuple[str, str, str] | None:
+    """With a dispatch, its prompt goes from the stream to the worker."""
+    if not isinstance(message, StepDispatched):
+        return None
+    return PROMPTS.name, subjects.prompt(message.step), subjects.handed_to(message.worker, message.step)
 
 
 def prepare(record: Record) -> Message:

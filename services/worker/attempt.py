@@ -14,13 +14,12 @@ from services.worker import captured
 from services.worker.captured import Captured, CapturedError
 from services.worker.engines.base import Engine, EngineChunk, EngineError, EngineRequest
 from services.worker.output import OutputProcessor
+from services.worker.prompts import Prompts
 from services.worker.writer import Fenced, OutputWriter
-from shared.contracts import subjects
 from shared.contracts.fleet import ModelCard
 from shared.contracts.outcomes import FinishReason, Problem, Reason, Status, Usage
 from shared.contracts.output import End
 from shared.contracts.steps import AttemptEnded, StepDispatched
-from shared.contracts.streams import PROMPTS
 from shared.core.errors import LegatoError
 from shared.runtime.bus import Bus, BusError
 from shared.runtime.clock import now_ns
@@ -31,21 +30,11 @@ log = logging.getLogger(__name__)
 REVOKED_ENDS = {Reason.CANCELLED: Status.CANCELLED, Reason.DEADLINE_PASSED: Status.EXPIRED}
 
 
-PROMPT_DUE_NS = 30_000_000_000  # from a step's acceptance until its prompt must be stored
 FETCH_PATIENCE_NS = 60_000_000_000  # while NATS does not answer
 FETCH_AGAIN_S = 0.1
 PIECE_TOKENS_MAX = 256  # with 20 alternatives each still below 1 MiB
 
 Fetched = TypeVar("Fetched")
-
-
-class _PromptTokens(msgspec.Struct):
-    """The part of a Prompt that a worker needs."""
-
-    tokens: list[int]
-
-
-_PROMPT = msgspec.json.Decoder(_PromptTokens)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +50,7 @@ class Served:
 class Attempt:
     """Use `report = await attempt.run()`; `revoke` and `hand_back` stop it early. No report: the attempt is void, nobody waits for it."""
 
-    def __init__(self, bus: Bus, served: Served, dispatch: StepDispatched) -> None:
+    def __init__(self, bus: Bus, served: Served, prompts: Prompts, dispatch: StepDispatched) -> None:
         self.dispatch = dispatch
         self.output_tokens = 0
         self._cached_tokens = 0
@@ -70,6 +59,7 @@ class Attempt:
         self._handed_back = False
         self._bus = bus
         self._served = served
+        self._prompts = prompts
         self._started_ns = now_ns()
         self._asked_ns = 0
         self._first_ns = 0
@@ -105,7 +95,7 @@ class Attempt:
 
     async def _run(self) -> AttemptEnded | None:
         dispatch = self.dispatch
-        prompt = await self._patiently(self._prompt)
+        prompt = await self._patiently(lambda: self._prompts.tokens(dispatch, lambda: self._stopped))
         if prompt is None:
             return self._failed(Reason.PROMPT_LOST, "the prompt is no longer stored; submit the step again", retryable=False)
         before = await self._patiently(lambda: captured.read(self._bus, dispatch.step)) if dispatch.attempt > 1 else Captured()
@@ -134,18 +124,6 @@ class Attempt:
             writing.cancel()
             await asyncio.gather(writing, return_exceptions=True)
         return self._report(writer.end, processor)
-
-    async def _prompt(self) -> list[int] | None:
-        """The prompt's tokens, None when they are lost. They may be stored a little after the admission, when its sender had to repeat."""
-        while True:
-            record = await self._bus.last(PROMPTS.name, subjects.prompt(self.dispatch.step))
-            if record is not None:
-                return _PROMPT.decode(record.data).tokens
-            if now_ns() > self.dispatch.job.accepted_ns + PROMPT_DUE_NS:
-                return None
-            if self._stopped:
-                return []
-            await asyncio.sleep(FETCH_AGAIN_S)
 
     async def _patiently(self, fetch: Callable[[], Awaitable[Fetched]]) -> Fetched:
         """While NATS is away an attempt that needs it waits: failing would only use up the step's attempts. Raises BusError in the end."""

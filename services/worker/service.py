@@ -12,6 +12,7 @@ from services.worker.config import WorkerConfig
 from services.worker.engines.choice import build
 from services.worker.fleet import Presence
 from services.worker.kv_relay import KvRelay
+from services.worker.prompts import Prompts
 from shared.contracts import subjects
 from shared.contracts.fleet import WorkerState
 from shared.contracts.ids import MessageId, StepId, WorkerId, is_subject_token
@@ -53,6 +54,7 @@ class Worker:
         self._attempts: dict[StepId, Attempt] = {}
         self._relay = KvRelay(self._bus, self._id, config.cell, self._engine)
         self._presence = Presence(self._relay, config, self._attempts)
+        self._prompts = Prompts(self._bus, self._id)
         self._idle = asyncio.Event()
         self._running: set[asyncio.Task[None]] = set()  # attempts, and reports that are not stored yet
         self._tasks: asyncio.TaskGroup
@@ -60,6 +62,7 @@ class Worker:
     async def run(self) -> None:
         await self._presence.recall()
         async with asyncio.TaskGroup() as self._tasks:
+            await self._prompts.open()
             await self._bus.listen(subjects.dispatched_to(self._id), self._on_dispatch)
             await self._bus.listen(subjects.revoked_from(self._id), self._on_revoke)
             await self._bus.subscribe(subjects.kv_resync(self._id), self._relay.on_resync)
@@ -119,7 +122,7 @@ class Worker:
         if served is None or self._presence.state is not WorkerState.READY or len(self._attempts) >= self._config.attempts_max:
             self._start(self._report(refused(dispatch, self._presence.state)))
             return
-        attempt = self._attempts[dispatch.step] = Attempt(self._bus, served, dispatch)
+        attempt = self._attempts[dispatch.step] = Attempt(self._bus, served, self._prompts, dispatch)
         self._start(self._run(attempt))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:

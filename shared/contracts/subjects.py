@@ -62,6 +62,11 @@ def revoked_from(worker: WorkerId) -> str:
     return f"legato.step.*.revoked.{worker}"
 
 
+def handed_to(worker: WorkerId, step: StepId) -> str:
+    """Where nats-server sends a step's stored prompt when the scheduler dispatches it."""
+    return f"legato.handed.{worker}.{step}"
+
+
 def worker(worker: WorkerId) -> str:
     return f"legato.fleet.worker.{worker}"
 

@@ -51,18 +51,21 @@ class Unreadable(LegatoError):
 
 Prepare = Callable[[Record], Message | Awaitable[Message]]
 Attach = Callable[[Message], list[Message]]
+Handed = Callable[[Message], tuple[str, str, str] | None]
 
 
 @dataclass(kw_only=True)
 class Wiring:
     """How a machine hangs on the bus. `prepare` turns a stored message into the machine's input (its result is what the journal keeps);
     where that takes I/O or heavy work it returns an awaitable, and may run ahead for several messages. It raises Unreadable. `attach` gives
-    messages to publish just before a decided one (a prompt before its admission)."""
+    messages to publish just before a decided one (a prompt before its admission). `handed` names a stored message that the server itself
+    shall send to somebody just before a decided one: its stream, its subject, and where to."""
 
     sources: list[Source]
     live: list[str] = field(default_factory=list)  # subjects of unstored messages
     prepare: Prepare | None = None
     attach: Attach | None = None
+    handed: Handed | None = None
 
 
 @dataclass(slots=True)

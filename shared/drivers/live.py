@@ -133,6 +133,8 @@ class LiveDriver(Generic[StateT, ConfigT]):
         self._number += 1
         stored: list[asyncio.Future[Ack]] = []
         for message, data in messages:
+            if self._wiring.handed is not None and (handed := self._wiring.handed(message)) is not None:
+                await self._bus.hand_last(*handed)
             stored += await send(self._bus, message, data)
         advance(self._positions, arrived.source)
         entry = Entry(

@@ -81,7 +81,7 @@ class Bus:
             )
         except (nats.errors.Error, OSError, TimeoutError) as error:
             await client.close()
-            raise BusError(f"cannot reach NATS at {config.url}: {error or 'no answer'}; is nats-server running there?") from error
+            raise BusError(f"cannot reach NATS at {config.url}: {str(error) or 'no answer'}; is nats-server running there?") from error
         version = client.connected_server_version
         if (version.major, version.minor) < _SERVER_MIN:
             await client.close()
@@ -140,6 +140,11 @@ class Bus:
         """The last message of a subject, or None. One direct request."""
         return await self._direct(stream, {"last_by_subj": subject})
 
+    async def hand_last(self, stream: str, subject: str, to: str) -> None:
+        """Have the server send the last message of a subject to whoever listens on `to`, with its headers; where there is none, an empty
+        message with the status 404. At most once. Raises BusError."""
+        await self.publish(f"$JS.API.DIRECT.GET.{stream}", self._encode({"last_by_subj": subject}), to)
+
     async def next_after(self, stream: str, subject: str, after: int) -> Record | None:
         """The first message of a subject with a stream sequence above `after`, or None."""
         return await self._direct(stream, {"seq": after + 1, "next_by_subj": subject})
@@ -170,7 +175,7 @@ class Bus:
         except nats.errors.NoRespondersError as error:
             raise BusError(f"there is no stream {stream} (or JetStream still starts); `legato migrate` creates it") from error
         except (nats.errors.Error, TimeoutError) as error:
-            raise BusError(f"cannot read {stream}: {error or 'no answer'}") from error
+            raise BusError(f"cannot read {stream}: {str(error) or 'no answer'}") from error
         headers = answer.headers
         if headers.get("Status") == "404":
             return None
@@ -277,7 +282,7 @@ def _bus_errors(what: str) -> Iterator[None]:
     except nats.errors.OutboundBufferLimitError as error:
         raise BusError(f"{what}: NATS is away and the outbound buffer is full") from error
     except (nats.errors.Error, TimeoutError) as error:
-        raise BusError(f"{what}: {error or 'no answer'}") from error
+        raise BusError(f"{what}: {str(error) or 'no answer'}") from error
 
 
 async def _failed(error: Exception) -> None:

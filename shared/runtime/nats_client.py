@@ -94,8 +94,8 @@ class NatsClient(Client):
             await self._flush_pending()
 
     async def _flush_pending(self, force_flush: bool = False) -> Any:
-        """All that one turn of the event loop sends goes out at its end, without a task in between. When the socket takes no more, nats-py's
-        own flusher waits for it, and whoever sends waits for that."""
+        """All that one turn of the event loop sends goes out at its end, without a task in between. When the socket takes no more, the
+        flusher of nats-py waits for it, and whoever sends waits for that."""
         writer = getattr(self._transport, "_io_writer", None)
         if force_flush or writer is None or not self.is_connected or writer.transport.get_write_buffer_size() > BUFFERED_MAX:
             return await super()._flush_pending(force_flush)

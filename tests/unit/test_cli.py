@@ -35,6 +35,7 @@ from shared.core.errors import LegatoError
 from shared.core.machine import ENCODER
 from shared.runtime.config import SECTIONS
 from shared.runtime.cursor import Record
+from shared.runtime.nats_client import write_headers
 
 runner = CliRunner()
 
@@ -305,7 +306,7 @@ def test_a_struct_keeps_all_its_fields() -> None:
 
 
 def record(data: bytes, time: str = "2026-11-29T20:17:05.5Z") -> Record:
-    return Record("LEGATO_STEPS", 1, "legato.step.s.x", data, {"Nats-Time-Stamp": time})
+    return Record("LEGATO_STEPS", 1, "legato.step.s.x", data, write_headers({"Nats-Time-Stamp": time}))
 
 
 def test_times_are_read_to_the_nanosecond() -> None:

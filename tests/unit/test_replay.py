@@ -176,7 +176,7 @@ async def test_bisection_finds_the_first_record_that_holds(wanted: int) -> None:
     seqs = [3, 4, 9, 17, 18, 40]
 
     async def after(seq: int) -> Record:
-        return Record("S", next(each for each in seqs if each > seq), "s", b"", {})
+        return Record("S", next(each for each in seqs if each > seq), "s", b"", b"")
 
     found = await first_where(after, 40, lambda record: record.seq >= wanted)
     assert found.seq == wanted
