@@ -103,9 +103,9 @@ class Cursor:
 
     async def take_now(self, most: int) -> list[Record]:
         """What is there of the next messages, perhaps nothing. Raises CursorError as `take` does."""
-        if not self._ready:
-            if self._failure is not None:
-                raise CursorError(f"reading {self._source.stream} failed: {self._failure!r}") from self._failure
+        if not self._ready and self._failure is not None:
+            raise CursorError(f"reading {self._source.stream} failed: {self._failure!r}") from self._failure
+        if not self._ready or most < 1:
             return []
         batch = [self._ready.popleft() for _ in range(min(most, len(self._ready)))]
         self._ready_bytes -= sum(len(record.data) for record in batch)

@@ -1,7 +1,7 @@
 """The live driver with a small machine of its own: what it promises to every deciding service."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +18,12 @@ from shared.contracts.output import End, Output
 from shared.contracts.steps import CancelRequested
 from shared.contracts.streams import DEAD, JOURNAL, LEASES_BUCKET, OUT, SNAPSHOTS_BUCKET, STEPS
 from shared.core.machine import ENCODER, Machine
-from shared.drivers.inputs import Wiring
+from shared.drivers.inputs import PREPARING_MAX, Wiring
 from shared.drivers.journal import Reader, Snapshot
 from shared.drivers.live import LiveDriver
 from shared.drivers.replay import Replay
 from shared.runtime.bus import Bus, BusConfig
-from shared.runtime.cursor import Source
+from shared.runtime.cursor import Record, Source
 from shared.runtime.embedded import EmbeddedNats
 from shared.runtime.lease import LeaseLost
 from shared.runtime.publisher import StoreError
@@ -89,10 +89,10 @@ def partition() -> str:
 
 @asynccontextmanager
 async def driven(
-    bus: Bus, partition: str, machine: Machine[Counted, Limit] = MACHINE, instance: str = "one"
+    bus: Bus, partition: str, machine: Machine[Counted, Limit] = MACHINE, instance: str = "one", wiring: Wiring | None = None
 ) -> AsyncIterator[LiveDriver[Counted, Limit]]:
     """A running driver; leaving the block is a kill (no drain)."""
-    wiring = Wiring(sources=[Source(stream=STEPS.name, subjects=("legato.cancel.*",))])
+    wiring = wiring or Wiring(sources=[Source(stream=STEPS.name, subjects=("legato.cancel.*",))])
     driver = LiveDriver(machine, Limit(), bus, wiring, Telemetry("counter", instance, TelemetryConfig()))
     task = asyncio.create_task(driver.run(partition, instance, asyncio.Event()))
     waiting = asyncio.create_task(driver.ready.wait())
@@ -157,6 +157,33 @@ async def test_an_input_that_meets_a_bug_is_parked_and_the_next_one_is_served(bu
     letter = await bus.last(DEAD.name, subjects.dead("counter"))
     assert letter is not None
     assert "ZeroDivisionError: planted" in msgspec.json.decode(letter.data, type=DeadLetter).error
+
+
+async def test_inputs_that_take_time_to_prepare_are_decided_in_their_order_with_those_that_do_not(bus: Bus, partition: str) -> None:
+    decoder, gate, begun = msgspec.json.Decoder(CancelRequested), asyncio.Event(), 0
+
+    async def slowly(event: CancelRequested) -> CancelRequested:
+        nonlocal begun
+        begun += 1
+        await gate.wait()
+        return event
+
+    def prepare(record: Record) -> CancelRequested | Awaitable[CancelRequested]:
+        event = decoder.decode(record.data)
+        return slowly(event) if event.why == "slow" else event
+
+    wiring = Wiring(sources=[Source(stream=STEPS.name, subjects=("legato.cancel.*",))], prepare=prepare)
+    async with driven(bus, partition, wiring=wiring):
+        for number in range(3 * PREPARING_MAX):
+            await send(bus, f"{partition}s{number}", why="slow" if number % 2 else "")
+        assert (await answers(bus, f"{partition}s0"))[0].text == "hello 1"
+        async with asyncio.timeout(15):
+            while begun < PREPARING_MAX // 2:  # noqa: ASYNC110  it is counted elsewhere
+                await asyncio.sleep(0)
+        gate.set()
+        last = 3 * PREPARING_MAX - 1
+        texts = [(await answers(bus, f"{partition}s{number}"))[0].text for number in (1, 2, last // 2, last)]
+    assert texts == ["hello 2", "hello 3", f"hello {last // 2 + 1}", f"hello {last + 1}"]
 
 
 async def test_what_cannot_be_read_is_parked_with_the_reason(bus: Bus, partition: str) -> None:

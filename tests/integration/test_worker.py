@@ -2,38 +2,26 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import TypeVar
 
 import msgspec
 import pytest
 from nats.aio.msg import Msg
+from worker_rig import LIMIT_S, beat_of, expected, first, listed, working
 
-from services.worker import captured, prompts
-from services.worker.config import WorkerConfig
-from services.worker.engines import prose
-from services.worker.service import Worker
+from services.worker import captured
 from shared.contracts import subjects
 from shared.contracts.fleet import WorkerBeat, WorkerGone, WorkerRegistered, WorkerState
-from shared.contracts.ids import CellId, ModelName, StepId, WorkerId
+from shared.contracts.ids import CellId, StepId, WorkerId
 from shared.contracts.kv import KvChanged, KvSnapshot
 from shared.contracts.outcomes import FinishReason, Reason, Status
 from shared.contracts.output import Output
-from shared.contracts.steps import AttemptEnded, Job, Prompt, Sampling, StepDispatched, StepRevoked
-from shared.contracts.streams import FLEET, OUT, PROMPTS, STEPS
+from shared.contracts.steps import AttemptEnded
+from shared.contracts.streams import FLEET, OUT, STEPS
 from shared.core.blocks import block_hashes
 from shared.core.machine import ENCODER
 from shared.runtime.bus import Bus, BusConfig
 from shared.runtime.clock import now_ns
-from shared.runtime.cursor import Source
-from shared.runtime.embedded import EmbeddedNats
 from shared.runtime.ids import new_id
-from shared.runtime.lifecycle import Context, Options
-from shared.runtime.nats_client import write_headers
-from shared.runtime.telemetry import Telemetry, TelemetryConfig
-
-LIMIT_S = 20.0
-T = TypeVar("T")
 
 
 @pytest.fixture
@@ -42,71 +30,6 @@ async def bus(nats_url: str) -> AsyncIterator[Bus]:
     await bus.ensure_streams()
     yield bus
     await bus.close()
-
-
-class Rig:
-    """One worker and hand-made dispatches."""
-
-    def __init__(self, bus: Bus, worker: WorkerId) -> None:
-        self.bus = bus
-        self.worker = worker
-        self.stop = asyncio.Event()
-
-    async def prompt(self, tokens: list[int], step: StepId | None = None) -> StepId:
-        step = step or StepId(new_id())
-        prompt = Prompt(step=step, model=ModelName("sim-small"), tokens=tokens, block_tokens=16, blocks=block_hashes(tokens, 16))
-        await (await self.bus.store(subjects.prompt(step), ENCODER.encode(prompt)))
-        return step
-
-    async def dispatch(self, step: StepId, attempt: int = 1, max_tokens: int = 40, accepted_ns: int = 0, **sampling: object) -> None:
-        job = Job(
-            model=ModelName("sim-small"),
-            prompt_tokens=0,
-            max_tokens=max_tokens,
-            sampling=msgspec.convert(sampling, Sampling),
-            accepted_ns=accepted_ns,
-        )
-        message = StepDispatched(step=step, job=job, cell=CellId("local"), worker=self.worker, attempt=attempt)
-        await (await self.bus.store(subjects.step_event(step, f"dispatched.{self.worker}"), ENCODER.encode(message)))
-
-    async def revoke(self, step: StepId, reason: Reason, attempt: int = 1) -> None:
-        message = StepRevoked(step=step, cell=CellId("local"), worker=self.worker, attempt=attempt, reason=reason)
-        await (await self.bus.store(subjects.step_event(step, f"revoked.{self.worker}"), ENCODER.encode(message)))
-
-    async def ended(self, step: StepId) -> AttemptEnded:
-        return await first(self.bus, STEPS.name, subjects.step_event(step, "ended.local"), AttemptEnded)
-
-    async def outputs(self, step: StepId) -> list[Output]:
-        return [msgspec.json.decode(record.data, type=Output) async for record in self.bus.history(OUT.name, subjects.out(step))]
-
-
-async def first(bus: Bus, stream: str, subject: str, kind: type[T]) -> T:
-    cursor = await bus.read(Source(stream=stream, subjects=(subject,)))
-    try:
-        [record] = await asyncio.wait_for(cursor.take(1), LIMIT_S)
-        return msgspec.json.decode(record.data, type=kind)
-    finally:
-        await cursor.close()
-
-
-@asynccontextmanager
-async def working(bus: Bus, *overrides: str, name: str = "") -> AsyncIterator[Rig]:
-    rig = Rig(bus, WorkerId(name or f"worker-{new_id()}"))
-    options = Options(service="worker", instance=rig.worker, overrides=["simulated.law=instant", "worker.beat_ms=100", *overrides], env={})
-    telemetry = Telemetry("worker", rig.worker, TelemetryConfig())
-    context = Context(options=options, instance=rig.worker, bus=bus, telemetry=telemetry, stop=rig.stop, ready=asyncio.Event())
-    task = asyncio.create_task(Worker(context, options.section(WorkerConfig, "worker")).run())
-    waiting = asyncio.create_task(context.ready.wait())
-    await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED, timeout=LIMIT_S)
-    try:
-        yield rig
-    finally:
-        rig.stop.set()
-        await asyncio.wait_for(task, LIMIT_S)
-
-
-def expected(tokens: list[int], count: int) -> list[int]:
-    return prose.tokens_at(prose.offset_of(None, tokens), 0, count)
 
 
 async def test_a_dispatched_step_is_generated_once_and_reported(bus: Bus) -> None:
@@ -158,13 +81,6 @@ async def test_an_attempt_that_was_overtaken_cannot_write_and_is_void(bus: Bus) 
     assert await bus.last(STEPS.name, subjects.step_event(step, "ended.local")) is None
 
 
-async def listed(rig: Rig, step: StepId, wanted: bool) -> None:
-    """Until the worker's heartbeats list the step, or no longer do."""
-    async with asyncio.timeout(LIMIT_S):
-        while (step in [each.step for each in (await beat_of(rig)).running]) is not wanted:
-            pass
-
-
 async def test_two_workers_with_the_same_attempt_do_not_pass_for_one(bus: Bus) -> None:
     """As after a crash of the scheduler, whose second decision reaches a worker although the stream keeps the first."""
     prompt = list(b"Who plays the first violin?")
@@ -194,62 +110,6 @@ async def test_long_outputs_with_many_logprobs_fit_the_bus(bus: Bus) -> None:
     assert [len(output.logprobs) for output in outputs] == [len(output.tokens) for output in outputs]
     assert report.text == "".join(output.text for output in outputs)
     assert max(len(record.data) for record in records) < 2**20
-
-
-async def test_a_prompt_that_is_stored_after_the_dispatch_is_waited_for(bus: Bus) -> None:
-    prompt = list(b"Late, but not lost.")
-    async with working(bus) as rig:
-        step = StepId(new_id())
-        await rig.dispatch(step, accepted_ns=now_ns())
-        await listed(rig, step, True)
-        await rig.prompt(prompt, step)
-        report = await rig.ended(step)
-    assert (report.status, report.tokens) == (Status.SUCCEEDED, expected(prompt, 40))
-
-
-async def test_a_prompt_that_the_server_hands_over_is_not_asked_for(fresh_nats: EmbeddedNats) -> None:
-    prompt = list(b"Hand in hand.")
-    bus = await Bus.connect(BusConfig(url=fresh_nats.url), "test")
-    await bus.ensure_streams()
-    async with working(bus) as rig:
-        step = await rig.prompt(prompt)
-        await bus.hand_last(PROMPTS.name, subjects.prompt(step), subjects.handed_to(rig.worker, step))
-        await bus.client.flush()
-        await bus.js.purge_stream(PROMPTS.name)
-        await rig.dispatch(step)
-        report = await rig.ended(step)
-    await bus.close()
-    assert (report.status, report.tokens) == (Status.SUCCEEDED, expected(prompt, 40))
-
-
-async def test_prompts_that_nobody_asks_for_are_kept_within_bounds(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompts, "KEPT_MAX", 8)
-    monkeypatch.setattr(prompts, "KEPT_BYTES_MAX", 1_000)
-    kept = prompts.Prompts(bus, WorkerId("w"))
-    stored = write_headers({"Nats-Stream": PROMPTS.name})
-    for number in range(20):
-        kept._on_prompt(subjects.handed_to(WorkerId("w"), StepId(f"s{number}")), "", b"x" * 10, stored)
-    assert list(kept._kept) == [f"s{number}" for number in range(12, 20)]
-    kept._on_prompt(subjects.handed_to(WorkerId("w"), StepId("large")), "", b"x" * 950, stored)
-    assert (list(kept._kept), kept._kept_bytes) == (["s15", "s16", "s17", "s18", "s19", "large"], 1_000)
-    kept._on_prompt(subjects.handed_to(WorkerId("w"), StepId("absent")), "", b"", write_headers({"Status": "404"}))
-    assert "absent" not in kept._kept
-
-
-async def test_an_attempt_that_starts_while_nats_is_away_waits_for_it(fresh_nats: EmbeddedNats) -> None:
-    prompt = list(b"Da capo.")
-    bus = await Bus.connect(BusConfig(url=fresh_nats.url), "test")
-    await bus.ensure_streams()
-    async with working(bus) as rig:
-        step = await rig.prompt(prompt)
-        await bus.js.delete_stream(PROMPTS.name)
-        await rig.dispatch(step, accepted_ns=now_ns())
-        await listed(rig, step, True)
-        await bus.ensure_streams()
-        await rig.prompt(prompt, step)
-        report = await rig.ended(step)
-    await bus.close()
-    assert (report.status, report.tokens) == (Status.SUCCEEDED, expected(prompt, 40))
 
 
 async def test_an_output_that_lost_its_beginning_is_not_gone_on_from(bus: Bus) -> None:
@@ -328,20 +188,6 @@ async def test_a_revocation_for_any_other_reason_is_silent(bus: Bus) -> None:
             pass
         assert (await captured.read(bus, step)).end is None
         assert await bus.last(STEPS.name, subjects.step_event(step, "ended.local")) is None
-
-
-async def beat_of(rig: Rig) -> WorkerBeat:
-    beat: asyncio.Future[WorkerBeat] = asyncio.get_running_loop().create_future()
-
-    async def take(msg: object) -> None:
-        if not beat.done():
-            beat.set_result(msgspec.json.decode(msg.data, type=WorkerBeat))  # type: ignore[attr-defined]
-
-    subscription = await rig.bus.subscribe(subjects.beat(rig.worker), take)
-    try:
-        return await asyncio.wait_for(beat, LIMIT_S)
-    finally:
-        await subscription.unsubscribe()
 
 
 async def test_a_draining_worker_hands_back_what_it_cannot_finish(bus: Bus) -> None:
