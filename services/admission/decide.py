@@ -117,6 +117,8 @@ def _admit(request: Request) -> Message:
         trace=read.trace,
         job=job,
         reservation=rate.reservation(request),
+        step_key=read.step_key,
+        input=read.input,
     )
 
 

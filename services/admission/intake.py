@@ -24,6 +24,7 @@ from shared.contracts.steps import AttemptEnded, Prompt, StepClosed, StepSettled
 from shared.contracts.subjects import step_of
 from shared.core.catalogue import resolve
 from shared.core.errors import LegatoError
+from shared.core.inputs import fingerprint
 from shared.core.machine import ENCODER
 from shared.core.reading import NoMessage, read
 from shared.drivers.inputs import Unreadable
@@ -147,6 +148,8 @@ def _filled(read: SubmissionRead, submission: Submission) -> SubmissionRead:
         priority=submission.priority,
         timeout_ms=submission.timeout_ms,
         chat=submission.messages is not None,
+        step_key=plain(submission.step_key),
+        input=fingerprint(submission) if submission.step_key else "",
     )
 
 

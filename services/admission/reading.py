@@ -112,6 +112,8 @@ def _contradiction(submission: Submission) -> Problem | None:
         return invalid(f"give `messages` or `prompt`; {both}", "messages")
     if submission.workflow and not is_subject_token(submission.workflow):
         return invalid("a workflow id has up to 128 letters, digits, _ and -", "workflow")
+    if submission.step_key and not submission.workflow:
+        return invalid("a step key is a step's name within its workflow: give `workflow` too", "step_key")
     return None
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from shared.contracts import fleet, journal, kv, output, steps, subjects
+from shared.contracts import fleet, journal, kv, output, steps, subjects, workflows
 from shared.contracts.envelope import Message
 
 
@@ -96,6 +96,30 @@ CATALOGUE: tuple[Kind, ...] = (
         stored=True,
         senders=("client", "gateway"),
         listeners=("scheduler",),
+    ),
+    Kind(
+        type=workflows.WorkflowOpened,
+        subject=lambda m: subjects.workflow_event(m.workflow, "opened"),
+        pattern="legato.workflow.*.opened",
+        stored=True,
+        senders=("client",),
+        listeners=("workflow",),
+    ),
+    Kind(
+        type=workflows.ValueRecorded,
+        subject=lambda m: subjects.workflow_event(m.workflow, f"value.{m.token}"),
+        pattern="legato.workflow.*.value.*",
+        stored=True,
+        senders=("client",),
+        listeners=("workflow",),
+    ),
+    Kind(
+        type=workflows.WorkflowClosed,
+        subject=lambda m: subjects.workflow_event(m.workflow, "closed"),
+        pattern="legato.workflow.*.closed",
+        stored=True,
+        senders=("client",),
+        listeners=("workflow",),
     ),
     Kind(
         type=steps.Prompt,

@@ -14,13 +14,14 @@ from shared.contracts.catalogue import CATALOGUE, Kind
 from shared.contracts.examples import DOORS, MESSAGES
 from shared.contracts.steps import StepRecord, Submission
 from shared.contracts.streams import STREAMS
+from shared.contracts.workflows import ValueFound, WorkflowList, WorkflowRecord
 
 Json = dict[str, Any]
 
 VERSION = "0.1.0"  # of the contracts: what golden bytes change, changes it
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 REFS = "#/components/schemas/{name}"
-PLACES = ("step", "cell", "worker", "pool", "service", "partition")  # fields that stand in subjects
+PLACES = ("step", "workflow", "token", "cell", "worker", "pool", "service", "partition")  # fields that stand in subjects
 
 SUBMISSIONS = Kind(
     type=Submission,
@@ -31,6 +32,23 @@ SUBMISSIONS = Kind(
     listeners=("admission",),
 )
 KINDS = (SUBMISSIONS, *CATALOGUE)
+
+
+class Query(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that the workflow service answers."""
+
+    name: str
+    address: str
+    answer: type[msgspec.Struct]
+    payload: str = "its payload is ignored."
+
+
+QUERIES = (
+    Query(name="query.step", address="legato.query.step.{step}", answer=StepRecord),
+    Query(name="query.workflow", address="legato.query.workflow.{workflow}", answer=WorkflowRecord),
+    Query(name="query.workflows", address=subjects.QUERY_WORKFLOWS, answer=WorkflowList),
+    Query(name="query.value", address="legato.query.value.{workflow}.{token}", answer=ValueFound),
+)
 
 INFO: Json = {
     "title": "Legato",
@@ -47,6 +65,8 @@ SERVERS: Json = {
 }
 PARAMETERS: Json = {
     "step": {"description": "The step's id, chosen by whoever submits it: one token of a NATS subject."},
+    "workflow": {"description": "The workflow's id, chosen by whoever opens it: one token of a NATS subject."},
+    "token": {"description": "The name of a value, as the SHA-256 of it says it in 32 hexadecimal digits."},
     "cell": {"description": "The cell: one region's fleet."},
     "worker": {"description": "The worker's id."},
     "pool": {"description": "Workers of one kind within a cell."},
@@ -120,7 +140,7 @@ def _standard(schema: Any) -> Any:
 
 
 def _types() -> list[type[msgspec.Struct]]:
-    return [*(kind.type for kind in KINDS), StepRecord]
+    return [*(kind.type for kind in KINDS), *(query.answer for query in QUERIES)]
 
 
 def _address_of(kind: Kind) -> str:
@@ -183,36 +203,37 @@ def _operation(kind: Kind, service: str, action: str) -> Json:
 
 
 def _query_channels() -> Json:
-    """The one request with an answer that users make."""
-    address = subjects.query_step("{step}")  # type: ignore[arg-type]
-    record = tag_of(StepRecord)
-    return {
-        "query.step": {
-            "address": address,
-            "description": "A NATS request; its payload is ignored.",
-            "parameters": _parameters(address),
+    """Requests with an answer that users make."""
+    channels: Json = {}
+    for query in QUERIES:
+        answer = tag_of(query.answer)
+        channels[query.name] = {
+            "address": query.address,
+            "description": f"A NATS request; {query.payload}",
+            "parameters": _parameters(query.address),
             "messages": {"ask": {"name": "ask", "payload": {}}},
-        },
-        "query.step.answer": {
+        }
+        channels[f"{query.name}.answer"] = {
             "address": None,
             "description": "The inbox that the request names.",
-            "messages": {record: {"$ref": f"#/components/messages/{record}"}},
-        },
-    }
+            "messages": {answer: {"$ref": f"#/components/messages/{answer}"}},
+        }
+    return channels
 
 
 def _query_operations() -> Json:
     return {
-        "workflow.receive.query.step": {
+        f"workflow.receive.{query.name}": {
             "action": "receive",
-            "channel": {"$ref": "#/channels/query.step"},
-            "messages": [{"$ref": "#/channels/query.step/messages/ask"}],
+            "channel": {"$ref": f"#/channels/{query.name}"},
+            "messages": [{"$ref": f"#/channels/{query.name}/messages/ask"}],
             "reply": {
-                "channel": {"$ref": "#/channels/query.step.answer"},
-                "messages": [{"$ref": f"#/channels/query.step.answer/messages/{tag_of(StepRecord)}"}],
+                "channel": {"$ref": f"#/channels/{query.name}.answer"},
+                "messages": [{"$ref": f"#/channels/{query.name}.answer/messages/{tag_of(query.answer)}"}],
             },
             "tags": [{"name": "workflow"}],
         }
+        for query in QUERIES
     }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from shared.contracts import fleet, journal, kv, output, steps
+from shared.contracts import fleet, journal, kv, output, steps, workflows
 from shared.contracts.ids import CellId, MessageId, ModelName, StepId, TenantId, WorkerId, WorkflowId
 from shared.contracts.outcomes import FinishReason, Problem, Reason, Status, Usage
 
@@ -95,6 +95,38 @@ ATTEMPT = steps.AttemptRecord(
     total_ms=70.25,
 )
 
+WORKFLOW_RECORD = workflows.WorkflowRecord(
+    workflow=WORKFLOW,
+    state=workflows.WorkflowState.SUCCEEDED,
+    kind="report",
+    key=f"sha256:{SHA256}",
+    tenant=TENANT,
+    opened_ns=NOW_NS,
+    deadline_ns=NOW_NS + 600_000_000_000,
+    steps_planned=12,
+    closed_ns=NOW_NS + 90_000_000_000,
+    score=0.9,
+    why="reviewed",
+    step_count=1,
+    steps=[
+        workflows.WorkflowStep(
+            step=STEP,
+            name="summary",
+            input=SHA256[:32],
+            status=steps.StepState.SUCCEEDED,
+            model=MODEL,
+            attempts=2,
+            usage=USAGE,
+            accepted_ns=NOW_NS,
+            settled_ns=NOW_NS + 82_000_000,
+            problem=PROBLEM,
+        )
+    ],
+    values=["fetch"],
+    usage=USAGE,
+    problem=PROBLEM,
+)
+
 # What a user sends and asks for, beside the catalogue.
 DOORS: tuple[msgspec.Struct, ...] = (
     steps.Submission(
@@ -110,6 +142,7 @@ DOORS: tuple[msgspec.Struct, ...] = (
         sampling=SAMPLING,
         key=f"sha256:{SHA256}",
         workflow=WORKFLOW,
+        step_key="summary",
         priority=10,
         timeout_ms=30_000,
         user="ada",
@@ -135,11 +168,18 @@ DOORS: tuple[msgspec.Struct, ...] = (
         text=ANSWER,
         problem=PROBLEM,
     ),
+    WORKFLOW_RECORD,
+    workflows.WorkflowList(workflows=[WORKFLOW_RECORD], problem=PROBLEM),
+    workflows.ValueFound(found=True, value={"status": 200}, problem=PROBLEM),
 )
 
 MESSAGES: tuple[msgspec.Struct, ...] = (
     steps.StepAdmitted(
-        **_about(2, "admission"), job=JOB, reservation=steps.Reservation(tokens=99, tokens_ns=59_400_000, request_ns=1_000_000_000)
+        **_about(2, "admission"),
+        job=JOB,
+        reservation=steps.Reservation(tokens=99, tokens_ns=59_400_000, request_ns=1_000_000_000),
+        step_key="summary",
+        input=SHA256[:32],
     ),
     steps.StepRefused(**_about(2, "admission"), problem=PROBLEM),
     steps.Prompt(**_about(2, "admission"), model=MODEL, tokens=[1, 4093, 198], block_tokens=16, blocks=HASHES),
@@ -224,6 +264,15 @@ MESSAGES: tuple[msgspec.Struct, ...] = (
     ),
     kv.KvResyncRequested(**_about(18, "kv_registry"), worker=WORKER, cell=CELL),
     kv.KvSnapshot(**_about(19, "worker"), worker=WORKER, cell=CELL, epoch=1, seq=17, hashes=HASHES, part=1, parts=2),
+    workflows.WorkflowOpened(
+        **_about(23, "client"),
+        kind="report",
+        key=f"sha256:{SHA256}",
+        deadline_ns=NOW_NS + 600_000_000_000,
+        steps_planned=12,
+    ),
+    workflows.ValueRecorded(**_about(24, "client"), name="fetch", token=SHA256[:32], value={"status": 200}),
+    workflows.WorkflowClosed(**_about(25, "client"), success=True, score=0.9, why="reviewed"),
     journal.JournalOpened(
         **_about(20, "scheduler"), service="scheduler", partition=CELL, epoch=3, after=41, config=msgspec.Raw(b'{"queue_max":4096}')
     ),

@@ -53,6 +53,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     sampling: Sampling = Sampling()
     key: Annotated[str, Meta(max_length=128)] = ""
     workflow: Annotated[str, Meta(max_length=128)] = ""
+    step_key: Annotated[str, Meta(max_length=256)] = ""  # the step's name within its workflow, for people
     priority: Annotated[int, Meta(ge=-100, le=100)] = 0  # higher goes first
     timeout_ms: Annotated[int, Meta(ge=1, le=86_400_000)] | None = None  # must have finished within; None: the fleet's default
     user: Annotated[str, Meta(max_length=256)] = ""
@@ -82,6 +83,8 @@ class SubmissionRead(Message, frozen=True, kw_only=True, tag="submission.read"):
     priority: int = 0
     timeout_ms: int | None = None
     chat: bool = False
+    step_key: str = ""
+    input: str = ""  # fingerprint of what is asked, where the step is part of a workflow
     problem: Problem | None = None
 
 
@@ -108,6 +111,8 @@ class StepAdmitted(Message, frozen=True, kw_only=True, tag="step.admitted"):
 
     job: Job
     reservation: Reservation | None = None  # None: nothing is reserved
+    step_key: str = ""  # the step's name within its workflow
+    input: str = ""  # fingerprint of what is asked (shared/core/inputs.py), where it is part of one
 
 
 class StepRefused(Message, frozen=True, kw_only=True, tag="step.refused"):

@@ -27,7 +27,7 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True):
 
 STEPS = Stream(
     name="LEGATO_STEPS",
-    subjects=["legato.submit.*", "legato.cancel.*", "legato.step.>"],
+    subjects=["legato.submit.*", "legato.cancel.*", "legato.step.>", subjects.WORKFLOWS],
     max_bytes=2 * GIB,
     max_age_s=24 * HOUR_S,
 )

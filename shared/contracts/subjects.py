@@ -1,6 +1,6 @@
 """Every subject, built and taken apart in one place."""
 
-from shared.contracts.ids import CellId, StepId, WorkerId
+from shared.contracts.ids import CellId, StepId, WorkerId, WorkflowId
 
 SUBMIT = "legato.submit.*"
 CANCEL = "legato.cancel.*"
@@ -16,6 +16,10 @@ BEATS = "legato.beat.*"
 KV = "legato.kv.*"
 QUEUES = "legato.queue.*"
 STATUS = "legato.status"  # request: every process answers with its ProcessStatus
+WORKFLOWS = "legato.workflow.>"
+QUERY_WORKFLOW = "legato.query.workflow.*"  # request: a WorkflowRecord
+QUERY_WORKFLOWS = "legato.query.workflows"  # request: a WorkflowList
+QUERY_VALUE = "legato.query.value.*.*"  # request: a ValueFound
 QUERY_STEP = "legato.query.step.*"  # request: the workflow service answers with a StepRecord
 DEAD = "legato.dead.*"
 
@@ -93,6 +97,19 @@ def queue(cell: CellId) -> str:
 
 def query_step(step: StepId) -> str:
     return f"legato.query.step.{step}"
+
+
+def workflow_event(workflow: WorkflowId, event: str) -> str:
+    """`event`: opened, closed, value.<token of the name>."""
+    return f"legato.workflow.{workflow}.{event}"
+
+
+def query_workflow(workflow: WorkflowId) -> str:
+    return f"legato.query.workflow.{workflow}"
+
+
+def query_value(workflow: WorkflowId, token: str) -> str:
+    return f"legato.query.value.{workflow}.{token}"
 
 
 def target(cell: CellId, pool: str) -> str:
