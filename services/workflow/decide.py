@@ -9,6 +9,7 @@ Rules:
 - A closing settles the step with what it says. One that comes after the reader has seen a success is an attempt's end here: judge.py.
 - What ends after the step is settled, or fails after a newer attempt was dispatched, is recorded as superseded.
 - Refused steps were never accepted: they are counted, not recorded. Events of steps without a row are counted.
+- Of what a program says of its workflow, the first opening, the first closing and the first value of each name stay; the rows see to it.
 
 Invariants: a settled step never changes; an open step always has a time at which somebody looks at it (`check_ns`); a step stands in
 `settled` only when its row is open, and then not in `advanced`.
@@ -25,8 +26,9 @@ from shared.contracts.envelope import Message
 from shared.contracts.ids import StepId
 from shared.contracts.outcomes import Status
 from shared.contracts.steps import AttemptEnded, StepAdmitted, StepClosed, StepDispatched, StepRefused, StepState
+from shared.contracts.workflows import ValueRecorded, WorkflowClosed, WorkflowOpened
 
-EVENTS = StepAdmitted | StepRefused | StepDispatched | AttemptEnded | StepClosed
+EVENTS = StepAdmitted | StepRefused | StepDispatched | AttemptEnded | StepClosed | WorkflowOpened | ValueRecorded | WorkflowClosed
 
 replace = msgspec.structs.replace
 
@@ -47,6 +49,16 @@ class _Batch:
         self._config = config
 
     def take(self, event: Message) -> None:
+        if isinstance(event, WorkflowOpened):
+            self.changes.opened.append(event)
+        elif isinstance(event, ValueRecorded):
+            self.changes.values.append(event)
+        elif isinstance(event, WorkflowClosed):
+            self.changes.closed.append(event)
+        else:
+            self._take_step(event)
+
+    def _take_step(self, event: Message) -> None:
         row = self._rows.get(event.step)
         if isinstance(event, StepAdmitted):
             if row is None:

@@ -1,16 +1,21 @@
-"""Answers `legato.query.step.<step>` with what Postgres has of the step. Every process of the service answers, one of them each request."""
+"""Answers `legato.query.…` with what Postgres has. Every process of the service answers, one of them each request."""
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
+import msgspec
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from services.workflow.store import Store
+from services.workflow.workflow_store import LIST_MAX, WorkflowReader
 from shared.contracts import subjects
-from shared.contracts.ids import StepId, is_subject_token
+from shared.contracts.ids import StepId, WorkflowId, is_subject_token
 from shared.contracts.outcomes import Problem, Reason
 from shared.contracts.steps import StepRecord, StepState
+from shared.contracts.workflows import ValueFound, WorkflowList, WorkflowRecord, WorkflowState
 from shared.core.machine import ENCODER
 from shared.runtime.bus import Bus
 from shared.runtime.db import is_retryable
@@ -21,32 +26,71 @@ TIMEOUT_S = 5.0
 QUEUE_GROUP = "workflow"
 
 ABSENT = Problem(reason=Reason.INVALID, message="no accepted step has this id; a step is recorded a moment after it was accepted")
+NO_WORKFLOW = Problem(reason=Reason.INVALID, message="no workflow has this id; one is recorded a moment after it was opened")
 AWAY = Problem(reason=Reason.INTERNAL, message="the record cannot be read now", retry_after_ms=1_000)
+
+AnswerT = TypeVar("AnswerT", bound=msgspec.Struct)
 
 
 class Queries:
-    """Use as: `subscription = await Queries(bus, store).open()`, and unsubscribe at the end."""
+    """Use as: `subscriptions = await Queries(bus, store, workflows).open()`, and unsubscribe at the end."""
 
-    def __init__(self, bus: Bus, store: Store) -> None:
+    def __init__(self, bus: Bus, store: Store, workflows: WorkflowReader) -> None:
         self._bus = bus
         self._store = store
+        self._workflows = workflows
 
-    async def open(self) -> Subscription:
-        return await self._bus.subscribe(subjects.QUERY_STEP, self._on_step, queue=QUEUE_GROUP)
+    async def open(self) -> list[Subscription]:
+        answers: dict[str, Callable[[Msg], Awaitable[msgspec.Struct]]] = {
+            subjects.QUERY_STEP: self._step,
+            subjects.QUERY_WORKFLOW: self._workflow,
+            subjects.QUERY_WORKFLOWS: self._list,
+            subjects.QUERY_VALUE: self._value,
+        }
+        return [await self._bus.subscribe(subject, self._answering(answer), queue=QUEUE_GROUP) for subject, answer in answers.items()]
 
-    async def _on_step(self, msg: Msg) -> None:
-        if msg.reply:
-            record = await self._find(StepId(msg.subject.rpartition(".")[2]))
-            await self._bus.publish(msg.reply, ENCODER.encode(record))
+    def _answering(self, answer: Callable[[Msg], Awaitable[msgspec.Struct]]) -> Callable[[Msg], Awaitable[None]]:
+        async def on_question(msg: Msg) -> None:
+            if msg.reply:
+                await self._bus.publish(msg.reply, ENCODER.encode(await answer(msg)))
 
-    async def _find(self, step: StepId) -> StepRecord:
+        return on_question
+
+    async def _step(self, msg: Msg) -> StepRecord:
+        step = StepId(msg.subject.rpartition(".")[2])
+        absent = StepRecord(step=step, status=StepState.UNKNOWN, problem=ABSENT)
         if not is_subject_token(step):  # what Postgres could not even compare
-            return StepRecord(step=step, status=StepState.UNKNOWN, problem=ABSENT)
-        try:
-            record = await asyncio.wait_for(self._store.get_step(step), TIMEOUT_S)
-        except Exception as error:
-            if not is_retryable(error):
-                raise
-            log.warning("query not answered", extra={"step": step, "error": repr(error)})
-            return StepRecord(step=step, status=StepState.UNKNOWN, problem=AWAY)
-        return record or StepRecord(step=step, status=StepState.UNKNOWN, problem=ABSENT)
+            return absent
+        return await _found(self._store.get_step(step), absent)
+
+    async def _workflow(self, msg: Msg) -> WorkflowRecord:
+        workflow = WorkflowId(msg.subject.rpartition(".")[2])
+        absent = WorkflowRecord(workflow=workflow, state=WorkflowState.UNKNOWN, problem=NO_WORKFLOW)
+        if not is_subject_token(workflow):
+            return absent
+        return await _found(self._workflows.get(workflow), absent)
+
+    async def _list(self, msg: Msg) -> WorkflowList:
+        async def read() -> WorkflowList:
+            most = int(msg.data) if msg.data.isdigit() and len(msg.data) < 9 else LIST_MAX
+            return WorkflowList(workflows=await self._workflows.newest(most))
+
+        return await _found(read(), WorkflowList(workflows=[]))
+
+    async def _value(self, msg: Msg) -> ValueFound:
+        workflow, token = msg.subject.split(".")[3:5]
+        if not (is_subject_token(workflow) and is_subject_token(token)):
+            return ValueFound(found=False)
+        return await _found(self._workflows.value(WorkflowId(workflow), token), ValueFound(found=False))
+
+
+async def _found(reading: Awaitable[AnswerT | None], absent: AnswerT) -> AnswerT:
+    """What Postgres has, `absent` where it has nothing, and `absent` with the problem AWAY where it cannot be asked now."""
+    try:
+        answer = await asyncio.wait_for(reading, TIMEOUT_S)
+    except Exception as error:
+        if not is_retryable(error):
+            raise
+        log.warning("query not answered", extra={"error": repr(error)})
+        return msgspec.structs.replace(absent, problem=AWAY)
+    return absent if answer is None else answer

@@ -33,7 +33,7 @@ from shared.runtime.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
-PATTERNS = (subjects.ADMITTED, subjects.REFUSED, "legato.step.*.dispatched.*", "legato.step.*.ended.*", subjects.CLOSED)
+PATTERNS = (subjects.ADMITTED, subjects.REFUSED, "legato.step.*.dispatched.*", "legato.step.*.ended.*", subjects.CLOSED, subjects.WORKFLOWS)
 SOURCE = Source(stream=STEPS.name, subjects=PATTERNS)
 DEAD_DATA_MAX = 64 * 1024
 ERROR_CHARS_MAX = 1024  # Postgres quotes the values that it cannot take
@@ -111,7 +111,7 @@ class Recorder:
 
         async def attempt() -> list[StepId]:
             nonlocal changes
-            known = await self._store.known(event.step for event in events)
+            known = await self._store.known(event.step for event in events if event.step)
             now = now_ns()
             changes = decide(known, events, now, self._config)
             return await self._store.record(STEPS.name, reached, changes, now)

@@ -13,6 +13,7 @@ from services.workflow.queries import Queries
 from services.workflow.recorder import Recorder
 from services.workflow.redriver import Redriver
 from services.workflow.store import Store
+from services.workflow.workflow_store import WorkflowReader
 from shared.core.errors import LegatoError
 from shared.runtime.db import DatabaseConfig, Pool, close_pool, open_pool
 from shared.runtime.lease import Lease
@@ -35,11 +36,12 @@ async def run(context: Context) -> None:
 async def _serve(context: Context) -> None:
     async with _postgres(context.section(DatabaseConfig, "postgres")) as pool:
         store = Store(pool)
-        queries = await Queries(context.bus, store).open()
+        subscriptions = await Queries(context.bus, store, WorkflowReader(pool)).open()
         try:
             await _stand_by(context, store)
         finally:
-            await queries.unsubscribe()
+            for subscription in subscriptions:
+                await subscription.unsubscribe()
 
 
 async def _stand_by(context: Context, store: Store) -> None:

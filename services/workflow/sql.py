@@ -18,11 +18,12 @@ FROM steps WHERE step = ANY($1::text[])"""
 
 ADMIT = """
 INSERT INTO steps
-    (step, tenant, workflow, model, trace, admitted, status, prompt_tokens, accepted_ns, deadline_ns, check_ns, updated_ns)
-SELECT t.step, t.tenant, t.workflow, t.model, t.trace, t.admitted::json, 'queued', t.prompt_tokens,
-       t.accepted_ns, t.deadline_ns, t.check_ns, $11
-FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bigint[], $8::bigint[], $9::bigint[], $10::bigint[])
-    AS t (step, tenant, workflow, model, trace, admitted, prompt_tokens, accepted_ns, deadline_ns, check_ns)
+    (step, tenant, workflow, model, trace, step_key, input, admitted, status, prompt_tokens, accepted_ns, deadline_ns, check_ns, updated_ns)
+SELECT t.step, t.tenant, t.workflow, t.model, t.trace, t.step_key, t.input, t.admitted::json, 'queued', t.prompt_tokens,
+       t.accepted_ns, t.deadline_ns, t.check_ns, $13
+FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
+            $9::bigint[], $10::bigint[], $11::bigint[], $12::bigint[])
+    AS t (step, tenant, workflow, model, trace, step_key, input, admitted, prompt_tokens, accepted_ns, deadline_ns, check_ns)
 ON CONFLICT (step) DO NOTHING"""
 
 DISPATCH = """
@@ -83,3 +84,42 @@ WHERE s.step = t.step AND s.status IN ('queued', 'running')"""
 STEP = "SELECT * FROM steps WHERE step = $1"
 
 ATTEMPTS = "SELECT * FROM attempts WHERE step = $1 ORDER BY attempt"
+
+# --- workflows -------------------------------------------------------------------------------------------------------------------
+
+# The first opening and the first value of a name stay, and so does the first closing.
+OPEN_WORKFLOW = """
+INSERT INTO workflows (workflow, kind, key, deadline_ns, steps_planned, opened_ns)
+SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::int[], $6::bigint[])
+ON CONFLICT (workflow) DO NOTHING"""
+
+RECORD_VALUE = """
+INSERT INTO workflow_values (workflow, token, name, value, recorded_ns)
+SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::bytea[], $5::bigint[])
+ON CONFLICT (workflow, token) DO NOTHING"""
+
+CLOSE_WORKFLOW = """
+UPDATE workflows w SET success = t.success, score = t.score, why = t.why, closed_ns = t.closed_ns
+FROM unnest($1::text[], $2::boolean[], $3::float8[], $4::text[], $5::bigint[]) AS t (workflow, success, score, why, closed_ns)
+WHERE w.workflow = t.workflow AND w.closed_ns = 0"""
+
+_WORKFLOW_COLUMNS = """
+SELECT w.*, s.tenant, coalesce(s.steps, 0) AS step_count, coalesce(s.prompt_tokens, 0) AS prompt_tokens,
+       coalesce(s.cached_tokens, 0) AS cached_tokens, coalesce(s.output_tokens, 0) AS output_tokens
+FROM {workflows} w LEFT JOIN LATERAL (
+    SELECT min(tenant) AS tenant, count(*) AS steps, sum(prompt_tokens)::bigint AS prompt_tokens,
+           sum(cached_tokens)::bigint AS cached_tokens, sum(output_tokens)::bigint AS output_tokens
+    FROM steps WHERE steps.workflow = w.workflow AND steps.workflow <> ''
+) s ON true ORDER BY w.opened_ns DESC"""
+
+WORKFLOW = _WORKFLOW_COLUMNS.format(workflows="(SELECT * FROM workflows WHERE workflow = $1)")
+
+WORKFLOWS = _WORKFLOW_COLUMNS.format(workflows="(SELECT * FROM workflows ORDER BY opened_ns DESC LIMIT $1)")
+
+WORKFLOW_STEPS = """
+SELECT step, step_key, input, status, model, attempt, prompt_tokens, cached_tokens, output_tokens, accepted_ns, settled_ns, problem
+FROM steps WHERE workflow = $1 AND workflow <> '' ORDER BY accepted_ns DESC, step LIMIT $2"""
+
+VALUE_NAMES = "SELECT name FROM workflow_values WHERE workflow = $1 ORDER BY recorded_ns DESC, name LIMIT $2"
+
+VALUE = "SELECT value FROM workflow_values WHERE workflow = $1 AND token = $2"

@@ -5,6 +5,7 @@ import msgspec
 from shared.contracts.ids import StepId
 from shared.contracts.outcomes import FinishReason, Problem, Status, Usage
 from shared.contracts.steps import AttemptEnded, StepAdmitted, StepDispatched, StepState
+from shared.contracts.workflows import ValueRecorded, WorkflowClosed, WorkflowOpened
 
 OPEN = (StepState.QUEUED, StepState.RUNNING)
 
@@ -60,6 +61,9 @@ class Changes(msgspec.Struct, kw_only=True):
     ended: dict[tuple[StepId, int], Ending] = {}
     advanced: dict[StepId, Known] = {}  # still open afterwards
     settled: dict[StepId, Settlement] = {}
+    opened: list[WorkflowOpened] = []
+    values: list[ValueRecorded] = []
+    closed: list[WorkflowClosed] = []
     refused: int = 0  # steps that were never accepted: they have no row
     unknown: int = 0  # events of steps that have no row, because the log was cut off or the database is a new one
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from services.workflow import sql
+from services.workflow import sql, workflow_store
 from services.workflow.state import Admission, Changes, Due, Ending, Known, Settlement
 from shared.contracts.ids import MessageId, StepId
 from shared.contracts.outcomes import FinishReason, Problem, Status, Usage
@@ -108,6 +108,7 @@ async def _write(connection: Connection, changes: Changes, now_ns: int) -> list[
         await connection.execute(sql.END, *_columns(_ended(ending, now_ns) for ending in changes.ended.values()))
     if changes.advanced:
         await connection.execute(sql.ADVANCE, *_columns(map(_advanced, changes.advanced.values())), now_ns)
+    await workflow_store.write(connection, changes)
     if not changes.settled:
         return []
     rows = await connection.fetch(sql.SETTLE, *_columns(map(_settled, changes.settled.values())), now_ns)
@@ -141,7 +142,7 @@ def _usage(usage: Usage) -> tuple[int, int, int]:
 def _admitted(admission: Admission) -> Sequence[Any]:
     m = admission.message
     accepted_ns = m.job.accepted_ns or m.time_ns
-    names = (m.step, _plain(m.tenant), _plain(m.workflow), _plain(m.job.model), _plain(m.trace))
+    names = (m.step, _plain(m.tenant), _plain(m.workflow), _plain(m.job.model), _plain(m.trace), _plain(m.step_key), _plain(m.input))
     return (*names, _json(m), m.job.prompt_tokens, accepted_ns, admission.deadline_ns, admission.check_ns)
 
 

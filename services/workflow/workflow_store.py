@@ -1,0 +1,121 @@
+"""Postgres: workflows and their values, written with the steps of the same batch, and read."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from services.workflow import sql
+from services.workflow.state import Changes
+from shared.contracts.ids import TenantId, WorkflowId
+from shared.contracts.outcomes import Problem, Usage
+from shared.contracts.steps import StepState
+from shared.contracts.workflows import (
+    PARTS_MAX,
+    ValueFound,
+    ValueRecorded,
+    WorkflowClosed,
+    WorkflowOpened,
+    WorkflowRecord,
+    WorkflowState,
+    WorkflowStep,
+)
+from shared.runtime.db import Connection, Pool, Row
+
+LIST_MAX = 1_000
+
+
+async def write(connection: Connection, changes: Changes) -> None:
+    """What programs said. Of several in one batch the first counts, as it does against what is there."""
+    if changes.opened:
+        await connection.execute(sql.OPEN_WORKFLOW, *_columns(map(_opened, changes.opened)))
+    if changes.values:
+        await connection.execute(sql.RECORD_VALUE, *_columns(map(_recorded, changes.values)))
+    if changes.closed:
+        firsts = {each.workflow: each for each in reversed(changes.closed)}
+        await connection.execute(sql.CLOSE_WORKFLOW, *_columns(map(_closed, firsts.values())))
+
+
+class WorkflowReader:
+    """Every method raises what asyncpg raises."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    async def get(self, workflow: WorkflowId) -> WorkflowRecord | None:
+        """A workflow with its newest steps, oldest of them first."""
+        row = await self._pool.fetchrow(sql.WORKFLOW, workflow)
+        if row is None:
+            return None
+        steps = await self._pool.fetch(sql.WORKFLOW_STEPS, workflow, PARTS_MAX)
+        names = await self._pool.fetch(sql.VALUE_NAMES, workflow, PARTS_MAX)
+        return msgspec.structs.replace(
+            _record(row), steps=[_step(each) for each in reversed(steps)], values=[each["name"] for each in reversed(names)]
+        )
+
+    async def newest(self, most: int) -> list[WorkflowRecord]:
+        """Without steps and values, the newest first."""
+        return [_record(row) for row in await self._pool.fetch(sql.WORKFLOWS, min(most, LIST_MAX))]
+
+    async def value(self, workflow: WorkflowId, token: str) -> ValueFound:
+        """What was recorded under a name."""
+        row = await self._pool.fetchrow(sql.VALUE, workflow, token)
+        return ValueFound(found=False) if row is None else ValueFound(found=True, value=msgspec.json.decode(row["value"]))
+
+
+def _columns(rows: Any) -> list[list[Any]]:
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+def _plain(text: str) -> str:
+    return text.replace("\0", "\ufffd")
+
+
+def _opened(m: WorkflowOpened) -> Sequence[Any]:
+    return _plain(m.workflow), _plain(m.kind), _plain(m.key), m.deadline_ns, m.steps_planned, m.time_ns
+
+
+def _recorded(m: ValueRecorded) -> Sequence[Any]:
+    return _plain(m.workflow), _plain(m.token), _plain(m.name), msgspec.json.encode(m.value), m.time_ns
+
+
+def _closed(m: WorkflowClosed) -> Sequence[Any]:
+    return _plain(m.workflow), m.success, m.score, _plain(m.why), m.time_ns
+
+
+def _usage(row: Row) -> Usage:
+    return Usage(prompt_tokens=row["prompt_tokens"], cached_tokens=row["cached_tokens"], output_tokens=row["output_tokens"])
+
+
+def _record(row: Row) -> WorkflowRecord:
+    state = WorkflowState.OPEN if not row["closed_ns"] else WorkflowState.SUCCEEDED if row["success"] else WorkflowState.FAILED
+    return WorkflowRecord(
+        workflow=row["workflow"],
+        state=state,
+        kind=row["kind"],
+        key=row["key"],
+        tenant=TenantId(row["tenant"] or ""),
+        opened_ns=row["opened_ns"],
+        deadline_ns=row["deadline_ns"],
+        steps_planned=row["steps_planned"],
+        closed_ns=row["closed_ns"],
+        score=row["score"],
+        why=row["why"],
+        step_count=row["step_count"],
+        usage=_usage(row),
+    )
+
+
+def _step(row: Row) -> WorkflowStep:
+    return WorkflowStep(
+        step=row["step"],
+        name=row["step_key"],
+        input=row["input"],
+        status=StepState(row["status"]),
+        model=row["model"],
+        attempts=row["attempt"],
+        usage=_usage(row),
+        accepted_ns=row["accepted_ns"],
+        settled_ns=row["settled_ns"],
+        problem=None if row["problem"] is None else msgspec.json.decode(row["problem"], type=Problem),
+    )
