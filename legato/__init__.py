@@ -5,6 +5,7 @@ from importlib.metadata import version
 from legato.client import Client, Step
 from legato.outcome import Failed, NotEnded, Refused, Result, StepError
 from legato.served import Served
+from legato.workflow import InputChanged, Workflow, WorkflowError
 from shared.contracts.outcomes import FinishReason, Problem, Reason, Status, Usage
 from shared.contracts.output import Output
 from shared.core.errors import LegatoError
@@ -13,6 +14,7 @@ __all__ = [
     "Client",
     "Failed",
     "FinishReason",
+    "InputChanged",
     "LegatoError",
     "NotEnded",
     "Output",
@@ -25,6 +27,8 @@ __all__ = [
     "Step",
     "StepError",
     "Usage",
+    "Workflow",
+    "WorkflowError",
 ]
 
 __version__ = version("legato")

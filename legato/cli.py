@@ -12,8 +12,8 @@ from legato import __version__
 from legato.console import fail
 from shared.core.errors import LegatoError, leaves
 
-# Each is a function in the module of its name in legato/commands; in the order in which people meet them.
-COMMANDS = ("up", "submit", "status", "models", "timeline", "replay", "dead", "run", "migrate", "demo")
+# Each is a function, or a group of them, in the module of its name in legato/commands; in the order in which people meet them.
+COMMANDS = ("up", "submit", "status", "models", "timeline", "workflow", "replay", "dead", "run", "migrate", "demo")
 
 
 def build(words: Sequence[str]) -> typer.Typer:
@@ -29,7 +29,11 @@ def build(words: Sequence[str]) -> typer.Typer:
     )
     named = next((word for word in words if not word.startswith("-")), "")
     for name in [named] if named in COMMANDS else COMMANDS:
-        app.command(name)(getattr(importlib.import_module(f"legato.commands.{name}"), name))
+        command = getattr(importlib.import_module(f"legato.commands.{name}"), name)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command(name)(command)
     return app
 
 

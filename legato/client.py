@@ -2,9 +2,10 @@
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Self, TypeVar, Unpack
 
 import msgspec
 import nats.errors
@@ -12,6 +13,7 @@ import nats.errors
 from legato.outcome import Gathering, NotEnded, Result
 from legato.request import StepRequest, checked_id, encoded, to_submission
 from legato.served import Served, read_served
+from legato.workflow import Workflow, opening
 from shared.contracts import subjects
 from shared.contracts.ids import StepId
 from shared.contracts.outcomes import Problem, Reason
@@ -25,7 +27,10 @@ from shared.runtime.clock import now_ns
 from shared.runtime.ids import new_id, new_trace
 from shared.runtime.output_reader import OutputReader
 
+log = logging.getLogger(__name__)
+
 RECORD_TIMEOUT_S = 10.0
+AnswerT = TypeVar("AnswerT", bound=msgspec.Struct)
 SILENCE_MAX_S = 3_700.0  # without any output: longer than any deadline that admission grants by default, so nobody is there
 
 
@@ -42,7 +47,7 @@ class Client:
     ) -> None:
         """`credentials`: path of a NATS .creds file. The API key itself is never sent, only its SHA-256."""
         self._config = BusConfig(url=url, credentials=credentials)
-        self._key = f"sha256:{hashlib.sha256(api_key.encode(errors='surrogateescape')).hexdigest()}" if api_key else ""
+        self.key = f"sha256:{hashlib.sha256(api_key.encode(errors='surrogateescape')).hexdigest()}" if api_key else ""
         self._name = name
         self._bus: Bus | None = None
 
@@ -65,17 +70,27 @@ class Client:
 
     async def submit(self, **request: Unpack[StepRequest]) -> "Step":
         """Hand a step in; returns once it is stored, which is before it is admitted. Raises Refused, StoreError."""
+        return (await self.submit_once(request))[0]
+
+    async def submit_once(self, request: StepRequest) -> tuple["Step", bool]:
+        """`submit`, and whether nobody had submitted this step within the last two minutes."""
         step_id = checked_id(request.get("step_id") or new_id())
-        data = encoded(to_submission(request, self._key))
+        data = encoded(to_submission(request, self.key))
         step = Step(self.bus, step_id)
         await step.open(joining="step_id" in request)
         try:
             trace = request.get("trace") or str(new_trace())
-            await (await self.bus.store(subjects.submit(step_id), data, msg_id=f"{step_id}.submit", trace=trace))
+            ack = await (await self.bus.store(subjects.submit(step_id), data, msg_id=f"{step_id}.submit", trace=trace))
         except BaseException:
             await step.close()
             raise
-        return step
+        return step, not ack.duplicate
+
+    def workflow(self, kind: str, *, id: str, deadline_s: float | None = None, steps_planned: int = 0) -> Workflow:
+        """A program of many steps that can be killed and started again: `async with client.workflow("report", id="q3") as wf`.
+
+        `deadline_s`: from the first opening on; its steps must end before. Raises Refused for an id that cannot be."""
+        return Workflow(self, opening(id, kind, self.key, deadline_s, steps_planned))
 
     async def stream(self, **request: Unpack[StepRequest]) -> AsyncGenerator[str, None]:
         """Submit and yield the text as it comes. Leaving the loop early cancels the step. Raises Refused, Failed."""
@@ -111,12 +126,17 @@ class Client:
     async def record(self, step_id: str) -> StepRecord:
         """What Postgres has of a step: its state, attempts, times and usage. The status is UNKNOWN where it has none or is away."""
         step = checked_id(step_id)
+        problem = Problem(reason=Reason.INTERNAL, message="no workflow service answers")
+        return await self.ask(subjects.query_step(step), StepRecord) or StepRecord(step=step, status=StepState.UNKNOWN, problem=problem)
+
+    async def ask(self, subject: str, kind: type[AnswerT], payload: bytes = b"") -> AnswerT | None:
+        """An answer of the workflow service; None when there is none in time."""
         try:
-            answer = await self.bus.client.request(subjects.query_step(step), b"", timeout=RECORD_TIMEOUT_S)
+            answer = await self.bus.client.request(subject, payload, timeout=RECORD_TIMEOUT_S)
         except (nats.errors.Error, TimeoutError) as error:
-            problem = Problem(reason=Reason.INTERNAL, message=f"no workflow service answers: {str(error) or 'timeout'}")
-            return StepRecord(step=step, status=StepState.UNKNOWN, problem=problem)
-        return msgspec.json.decode(answer.data, type=StepRecord)
+            log.debug("not answered", extra={"subject": subject, "error": str(error)})
+            return None
+        return msgspec.json.decode(answer.data, type=kind)
 
     async def cancel(self, step_id: str, why: str = "") -> None:
         """Ask the fleet to stop a step; returns once the request is stored. A step that has ended stays as it is."""

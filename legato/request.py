@@ -23,6 +23,7 @@ class StepRequest(TypedDict, total=False):
     prompt: str | Sequence[int]  # text, or token ids
     step_id: str  # letters, digits, - and _; submitting the same id again joins the step. Default: a new UUIDv7
     workflow: str
+    step_key: str  # the step's name within its workflow; `Workflow.step` sets both
     priority: int  # -100 to 100, higher goes first
     timeout_ms: int  # must have finished within
     user: str
