@@ -55,11 +55,13 @@ async def all_succeed_while_paused(fleet: Fleet, names: Sequence[str]) -> None:
 
 
 async def test_a_stand_by_goes_on_where_the_active_one_was_stopped_and_the_old_one_leaves(fleet: Fleet) -> None:
-    before = await active(fleet)
+    before = {name: fleet.running.processes[name] for name in await active(fleet)}
     assert len(before) == len(MACHINES)
-    await all_succeed_while_paused(fleet, before)
+    await all_succeed_while_paused(fleet, list(before))
     async with asyncio.timeout(LIMIT_S):
-        while set(now := await active(fleet)) & set(before) or len(now) != len(MACHINES):  # noqa: ASYNC110  it can only be asked
+        while any(fleet.running.processes.get(name) in (pid, None) for name, pid in before.items()):  # noqa: ASYNC110  each ends by itself
+            await asyncio.sleep(0.1)
+        while len(await active(fleet)) != len(MACHINES):  # noqa: ASYNC110  it can only be asked
             await asyncio.sleep(0.1)
 
 
