@@ -13,10 +13,11 @@ from tokenizers import Tokenizer
 from services.worker import captured
 from services.worker.captured import Captured, CapturedError
 from services.worker.engines.base import Engine, EngineChunk, EngineError, EngineRequest
+from services.worker.meter import Meter
 from services.worker.output import OutputProcessor
 from services.worker.prompts import Prompts
 from services.worker.writer import Fenced, OutputWriter
-from shared.contracts.fleet import ModelCard
+from shared.contracts.fleet import Hardware, ModelCard
 from shared.contracts.outcomes import FinishReason, Problem, Reason, Status, Usage
 from shared.contracts.output import End
 from shared.contracts.steps import AttemptEnded, StepDispatched
@@ -45,6 +46,8 @@ class Served:
     card: ModelCard
     tokenizer: Tokenizer
     output_gap_s: float
+    meter: Meter
+    hardware: Hardware
 
 
 class Attempt:
@@ -63,6 +66,8 @@ class Attempt:
         self._started_ns = now_ns()
         self._asked_ns = 0
         self._first_ns = 0
+        self._resumed_tokens = 0
+        self._share_s = 0.0  # of the engine's time
 
     async def run(self) -> AttemptEnded | None:
         """Whatever engines, prompts and fences do is in the report; nothing is raised but bugs."""
@@ -113,6 +118,7 @@ class Attempt:
         )
         processor = OutputProcessor(self._served.tokenizer, self._served.card.eos_token_ids, request)
         self._prompt_tokens, self.output_tokens = len(request.tokens), processor.offset
+        self._resumed_tokens = len(before.tokens)
         if before.end is not None:
             return self._ended(before.end, before.tokens, before.text)
         writer = OutputWriter(self._bus, dispatch, before, self._served.output_gap_s)
@@ -140,10 +146,13 @@ class Attempt:
     async def _generate(self, request: EngineRequest, processor: OutputProcessor, writer: OutputWriter) -> None:
         """Engine to writer, until the output ends or the attempt is stopped."""
         self._asked_ns = now_ns()
+        clock, meter = asyncio.get_running_loop().time, self._served.meter
+        mark = meter.enter(clock())
         try:
             if processor.finish is None and not self._stopped:
                 await self._consume(request, processor, writer)
         finally:
+            self._share_s = meter.leave(mark, clock())
             writer.finish(self._end(processor))
 
     async def _consume(self, request: EngineRequest, processor: OutputProcessor, writer: OutputWriter) -> None:
@@ -201,7 +210,7 @@ class Attempt:
         )
 
     def _base(self, status: Status) -> AttemptEnded:
-        dispatch, now = self.dispatch, now_ns()
+        dispatch, now, hardware = self.dispatch, now_ns(), self._served.hardware
         asked = self._asked_ns or now
         return AttemptEnded(
             step=dispatch.step,
@@ -215,6 +224,9 @@ class Attempt:
             queued_ms=(asked - self._started_ns) / 1e6,
             ttft_ms=(self._first_ns - asked) / 1e6 if self._first_ns else 0.0,
             total_ms=(now - self._started_ns) / 1e6,
+            resumed_tokens=self._resumed_tokens,
+            gpu_s=self._share_s * hardware.count,
+            usd=self._share_s * hardware.usd_per_hour / 3600,
         )
 
 

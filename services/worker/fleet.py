@@ -10,6 +10,7 @@ from services.worker.attempt import Attempt, Served
 from services.worker.config import WorkerConfig
 from services.worker.engines.base import EngineLoad
 from services.worker.kv_relay import KvRelay
+from services.worker.meter import Meter
 from shared.contracts import subjects
 from shared.contracts.fleet import Capacity, RunningStep, WorkerBeat, WorkerGone, WorkerRegistered, WorkerState
 from shared.contracts.ids import StepId
@@ -61,7 +62,14 @@ class Presence:
             await self._publish(name, content)
         tokenizer = Tokenizer.from_buffer(files[card.tokenizer])
         self._capacity = capacity
-        self.served = Served(engine=self._engine, card=card, tokenizer=tokenizer, output_gap_s=self._config.output_gap_ms / 1e3)
+        self.served = Served(
+            engine=self._engine,
+            card=card,
+            tokenizer=tokenizer,
+            output_gap_s=self._config.output_gap_ms / 1e3,
+            meter=Meter(),
+            hardware=self._config.hardware,
+        )
 
     async def _publish(self, name: str, content: bytes) -> None:
         """However long NATS is away: the engine is loaded, and must not be for that reason once more."""

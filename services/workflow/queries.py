@@ -12,6 +12,7 @@ from nats.aio.subscription import Subscription
 from services.workflow.store import Store
 from services.workflow.workflow_store import LIST_MAX, WorkflowReader
 from shared.contracts import subjects
+from shared.contracts.costs import CostReport
 from shared.contracts.ids import StepId, WorkflowId, is_subject_token
 from shared.contracts.outcomes import Problem, Reason
 from shared.contracts.steps import StepRecord, StepState
@@ -46,6 +47,7 @@ class Queries:
             subjects.QUERY_WORKFLOW: self._workflow,
             subjects.QUERY_WORKFLOWS: self._list,
             subjects.QUERY_VALUE: self._value,
+            subjects.QUERY_COSTS: self._costs,
         }
         return [await self._bus.subscribe(subject, self._answering(answer), queue=QUEUE_GROUP) for subject, answer in answers.items()]
 
@@ -72,16 +74,23 @@ class Queries:
 
     async def _list(self, msg: Msg) -> WorkflowList:
         async def read() -> WorkflowList:
-            most = int(msg.data) if msg.data.isdigit() and len(msg.data) < 9 else LIST_MAX
+            most = _number(msg.data, LIST_MAX)
             return WorkflowList(workflows=await self._workflows.newest(most))
 
         return await _found(read(), WorkflowList(workflows=[]))
+
+    async def _costs(self, msg: Msg) -> CostReport:
+        return await _found(self._store.costs(_number(msg.data, 0)), CostReport(costs=[]))
 
     async def _value(self, msg: Msg) -> ValueFound:
         workflow, token = msg.subject.split(".")[3:5]
         if not (is_subject_token(workflow) and is_subject_token(token)):
             return ValueFound(found=False)
         return await _found(self._workflows.value(WorkflowId(workflow), token), ValueFound(found=False))
+
+
+def _number(data: bytes, otherwise: int) -> int:
+    return int(data) if data.isdigit() and len(data) < 19 else otherwise
 
 
 async def _found(reading: Awaitable[AnswerT | None], absent: AnswerT) -> AnswerT:

@@ -35,17 +35,20 @@ ON CONFLICT (step, attempt) DO NOTHING"""
 END = """
 INSERT INTO attempts AS a
     (step, attempt, cell, worker, status, superseded, reason, problem, prompt_tokens, cached_tokens, output_tokens,
-     queued_ms, ttft_ms, total_ms, ended_ns)
+     queued_ms, ttft_ms, total_ms, resumed_tokens, gpu_s, usd, ended_ns)
 SELECT t.step, t.attempt, t.cell, t.worker, t.status, t.superseded, t.reason, t.problem::json,
-       t.prompt_tokens, t.cached_tokens, t.output_tokens, t.queued_ms, t.ttft_ms, t.total_ms, t.ended_ns
+       t.prompt_tokens, t.cached_tokens, t.output_tokens, t.queued_ms, t.ttft_ms, t.total_ms,
+       t.resumed_tokens, t.gpu_s, t.usd, t.ended_ns
 FROM unnest($1::text[], $2::int[], $3::text[], $4::text[], $5::text[], $6::boolean[], $7::text[], $8::text[],
-            $9::bigint[], $10::bigint[], $11::bigint[], $12::float8[], $13::float8[], $14::float8[], $15::bigint[])
+            $9::bigint[], $10::bigint[], $11::bigint[], $12::float8[], $13::float8[], $14::float8[],
+            $15::bigint[], $16::float8[], $17::float8[], $18::bigint[])
     AS t (step, attempt, cell, worker, status, superseded, reason, problem,
-          prompt_tokens, cached_tokens, output_tokens, queued_ms, ttft_ms, total_ms, ended_ns)
+          prompt_tokens, cached_tokens, output_tokens, queued_ms, ttft_ms, total_ms, resumed_tokens, gpu_s, usd, ended_ns)
 ON CONFLICT (step, attempt) DO UPDATE SET
     status = excluded.status, superseded = excluded.superseded, reason = excluded.reason, problem = excluded.problem,
     prompt_tokens = excluded.prompt_tokens, cached_tokens = excluded.cached_tokens, output_tokens = excluded.output_tokens,
-    queued_ms = excluded.queued_ms, ttft_ms = excluded.ttft_ms, total_ms = excluded.total_ms, ended_ns = excluded.ended_ns
+    queued_ms = excluded.queued_ms, ttft_ms = excluded.ttft_ms, total_ms = excluded.total_ms,
+    resumed_tokens = excluded.resumed_tokens, gpu_s = excluded.gpu_s, usd = excluded.usd, ended_ns = excluded.ended_ns
 WHERE a.ended_ns = 0"""
 
 ADVANCE = """
@@ -123,3 +126,32 @@ FROM steps WHERE workflow = $1 AND workflow <> '' ORDER BY accepted_ns DESC, ste
 VALUE_NAMES = "SELECT name FROM workflow_values WHERE workflow = $1 ORDER BY recorded_ns DESC, name LIMIT $2"
 
 VALUE = "SELECT value FROM workflow_values WHERE workflow = $1 AND token = $2"
+
+# --- what it cost ----------------------------------------------------------------------------------------------------------------
+
+COSTS = """
+WITH billed AS (
+    SELECT coalesce(w.kind, '') AS kind, s.tenant, s.model, a.*,
+           CASE WHEN s.workflow <> '' THEN s.workflow ELSE s.step END AS task,
+           CASE WHEN s.workflow <> '' THEN coalesce(w.success, false) ELSE s.status = 'succeeded' END AS successful,
+           CASE WHEN a.ended_ns = 0 THEN ''
+                WHEN a.status = 'succeeded' AND NOT a.superseded THEN ''
+                WHEN a.superseded THEN 'superseded'
+                WHEN a.status IN ('cancelled', 'expired') THEN 'cancelled'
+                ELSE 'failed' END AS waste
+    FROM steps s JOIN attempts a USING (step) LEFT JOIN workflows w ON w.workflow = s.workflow AND s.workflow <> ''
+    WHERE s.accepted_ns >= $1
+)
+SELECT kind, tenant, model,
+       count(DISTINCT task) AS tasks, count(DISTINCT task) FILTER (WHERE successful) AS successful,
+       count(DISTINCT billed.step) AS steps, count(*) AS attempts, count(*) FILTER (WHERE ended_ns = 0) AS unbilled,
+       sum(prompt_tokens)::bigint AS prompt_tokens, sum(cached_tokens)::bigint AS cached_tokens,
+       sum(resumed_tokens)::bigint AS resumed_tokens, sum(output_tokens)::bigint AS output_tokens,
+       sum(gpu_s) AS gpu_s, sum(usd) AS usd,
+       coalesce(sum(usd) FILTER (WHERE waste = 'failed'), 0) AS failed_usd,
+       coalesce(sum(usd) FILTER (WHERE waste = 'cancelled'), 0) AS cancelled_usd,
+       coalesce(sum(usd) FILTER (WHERE waste = 'superseded'), 0) AS superseded_usd,
+       coalesce(sum(gpu_s) FILTER (WHERE waste = 'failed'), 0) AS failed_gpu_s,
+       coalesce(sum(gpu_s) FILTER (WHERE waste = 'cancelled'), 0) AS cancelled_gpu_s,
+       coalesce(sum(gpu_s) FILTER (WHERE waste = 'superseded'), 0) AS superseded_gpu_s
+FROM billed GROUP BY kind, tenant, model ORDER BY usd DESC, gpu_s DESC, kind, tenant, model LIMIT $2"""

@@ -7,6 +7,7 @@ import msgspec
 
 from services.workflow import sql, workflow_store
 from services.workflow.state import Admission, Changes, Due, Ending, Known, Settlement
+from shared.contracts.costs import Cost, CostReport
 from shared.contracts.ids import MessageId, StepId
 from shared.contracts.outcomes import FinishReason, Problem, Status, Usage
 from shared.contracts.steps import AttemptRecord, StepAdmitted, StepDispatched, StepRecord, StepSettled, StepState
@@ -14,6 +15,7 @@ from shared.core.errors import LegatoError
 from shared.runtime.db import Connection, Pool, Row
 
 READER = "workflow"
+COSTS_MAX = 1_000  # rows of one report
 
 _encode = msgspec.json.encode
 
@@ -98,6 +100,11 @@ class Store:
             return None
         return _step_record(row, await self._pool.fetch(sql.ATTEMPTS, step))
 
+    async def costs(self, since_ns: int) -> CostReport:
+        """Of the steps that were accepted since then."""
+        rows = await self._pool.fetch(sql.COSTS, since_ns, COSTS_MAX)
+        return CostReport(costs=[Cost(**dict(row)) for row in rows], since_ns=since_ns)
+
 
 async def _write(connection: Connection, changes: Changes, now_ns: int) -> list[StepId]:
     if changes.admitted:
@@ -154,7 +161,7 @@ def _ended(ending: Ending, now_ns: int) -> Sequence[Any]:
     m = ending.message
     who = (m.step, m.attempt, _plain(m.cell), _plain(m.worker))
     how = (m.status, ending.superseded, _reason(m.problem), _json(m.problem))
-    return (*who, *how, *_usage(m.usage), m.queued_ms, m.ttft_ms, m.total_ms, m.time_ns or now_ns)
+    return (*who, *how, *_usage(m.usage), m.queued_ms, m.ttft_ms, m.total_ms, m.resumed_tokens, m.gpu_s, m.usd, m.time_ns or now_ns)
 
 
 def _advanced(row: Known) -> Sequence[Any]:
@@ -241,4 +248,7 @@ def _attempt_record(row: Row) -> AttemptRecord:
         queued_ms=row["queued_ms"],
         ttft_ms=row["ttft_ms"],
         total_ms=row["total_ms"],
+        resumed_tokens=row["resumed_tokens"],
+        gpu_s=row["gpu_s"],
+        usd=row["usd"],
     )

@@ -11,6 +11,7 @@ import msgspec
 
 from shared.contracts import subjects
 from shared.contracts.catalogue import CATALOGUE, Kind
+from shared.contracts.costs import CostReport
 from shared.contracts.examples import DOORS, MESSAGES
 from shared.contracts.steps import StepRecord, Submission
 from shared.contracts.streams import STREAMS
@@ -47,6 +48,7 @@ QUERIES = (
     Query(name="query.step", address="legato.query.step.{step}", answer=StepRecord),
     Query(name="query.workflow", address="legato.query.workflow.{workflow}", answer=WorkflowRecord),
     Query(name="query.workflows", address=subjects.QUERY_WORKFLOWS, answer=WorkflowList),
+    Query(name="query.costs", address=subjects.QUERY_COSTS, answer=CostReport, payload="its payload is the Unix time in ns since when."),
     Query(name="query.value", address="legato.query.value.{workflow}.{token}", answer=ValueFound),
 )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from shared.contracts import fleet, journal, kv, output, steps, workflows
+from shared.contracts import costs, fleet, journal, kv, output, steps, workflows
 from shared.contracts.ids import CellId, MessageId, ModelName, StepId, TenantId, WorkerId, WorkflowId
 from shared.contracts.outcomes import FinishReason, Problem, Reason, Status, Usage
 
@@ -93,6 +93,9 @@ ATTEMPT = steps.AttemptRecord(
     queued_ms=0.4,
     ttft_ms=21.5,
     total_ms=70.25,
+    resumed_tokens=2,
+    gpu_s=0.125,
+    usd=0.00025,
 )
 
 WORKFLOW_RECORD = workflows.WorkflowRecord(
@@ -170,6 +173,34 @@ DOORS: tuple[msgspec.Struct, ...] = (
     ),
     WORKFLOW_RECORD,
     workflows.WorkflowList(workflows=[WORKFLOW_RECORD], problem=PROBLEM),
+    costs.CostReport(
+        costs=[
+            costs.Cost(
+                kind="report",
+                tenant=TENANT,
+                model=MODEL,
+                tasks=2,
+                successful=1,
+                steps=12,
+                attempts=14,
+                unbilled=1,
+                prompt_tokens=420,
+                cached_tokens=384,
+                resumed_tokens=2,
+                output_tokens=36,
+                gpu_s=1.5,
+                usd=0.003,
+                failed_usd=0.00025,
+                cancelled_usd=0.0005,
+                superseded_usd=0.000125,
+                failed_gpu_s=0.125,
+                cancelled_gpu_s=0.25,
+                superseded_gpu_s=0.0625,
+            )
+        ],
+        since_ns=NOW_NS,
+        problem=PROBLEM,
+    ),
     workflows.ValueFound(found=True, value={"status": 200}, problem=PROBLEM),
 )
 
@@ -222,6 +253,9 @@ MESSAGES: tuple[msgspec.Struct, ...] = (
         queued_ms=0.4,
         ttft_ms=21.5,
         total_ms=70.25,
+        resumed_tokens=2,
+        gpu_s=0.125,
+        usd=0.00025,
     ),
     steps.StepClosed(**_about(10, "scheduler"), status=Status.EXPIRED, problem=PROBLEM, attempt=2),
     steps.StepSettled(**_about(11, "workflow"), status=Status.FAILED, attempt=2, usage=USAGE, problem=PROBLEM),

@@ -29,7 +29,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kind: str = "cpu"  # e.g. H100-SXM, cpu, simulated
     count: int = 1
     memory_bytes: int = 0
-    usd_per_hour: float = 0.0
+    usd_per_hour: float = 0.0  # of the whole worker
     spot: bool = False
 
 

@@ -170,6 +170,9 @@ class AttemptEnded(Message, frozen=True, kw_only=True, tag="attempt.ended"):
     queued_ms: float = 0.0  # in the worker, before the engine's first token was asked for
     ttft_ms: float = 0.0  # in the engine
     total_ms: float = 0.0
+    resumed_tokens: int = 0  # output of earlier attempts that it went on from
+    gpu_s: float = 0.0  # its share of the engine's time, times the engine's GPUs (services/worker/meter.py)
+    usd: float = 0.0  # of that time, by the worker's price
 
 
 class StepClosed(Message, frozen=True, kw_only=True, tag="step.closed"):
@@ -219,6 +222,9 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     queued_ms: float = 0.0
     ttft_ms: float = 0.0
     total_ms: float = 0.0
+    resumed_tokens: int = 0
+    gpu_s: float = 0.0
+    usd: float = 0.0
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -20,6 +20,7 @@ WORKFLOWS = "legato.workflow.>"
 QUERY_WORKFLOW = "legato.query.workflow.*"  # request: a WorkflowRecord
 QUERY_WORKFLOWS = "legato.query.workflows"  # request: a WorkflowList
 QUERY_VALUE = "legato.query.value.*.*"  # request: a ValueFound
+QUERY_COSTS = "legato.query.costs"  # request, its payload the Unix time in nanoseconds since when: a CostReport
 QUERY_STEP = "legato.query.step.*"  # request: the workflow service answers with a StepRecord
 DEAD = "legato.dead.*"
 

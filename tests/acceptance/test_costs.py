@@ -1,0 +1,98 @@
+"""What work costs, on a fleet whose worker has a price: shares of the engine's time, per successful task, and what was for nothing."""
+
+import asyncio
+import sys
+import uuid
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+
+from legato import Client
+from legato.fleet import Fleet
+from shared.contracts import subjects
+from shared.contracts.costs import Cost, CostReport
+from shared.contracts.ids import StepId
+from shared.contracts.outcomes import Status
+from shared.contracts.steps import StepRecord
+from tests.acceptance.conftest import running_fleet
+
+LIMIT_S = 120.0
+ASKED = {"model": "sim-small", "max_tokens": 20}
+
+
+@pytest.fixture(scope="module")
+async def fleet() -> AsyncIterator[Fleet]:
+    settings = ("worker.hardware.usd_per_hour=3600", "worker.hardware.count=2")
+    async with running_fleet(workers=1, settings=settings) as fleet:
+        yield fleet
+
+
+@pytest.fixture
+async def client(fleet: Fleet) -> AsyncIterator[Client]:
+    async with Client(fleet.running.nats) as client:
+        yield client
+
+
+async def settled(client: Client, step: StepId) -> StepRecord:
+    async with asyncio.timeout(LIMIT_S):
+        while not (record := await client.record(step)).settled_ns:  # noqa: ASYNC110  it can only be asked
+            await asyncio.sleep(0.02)
+    return record
+
+
+async def cost_of(client: Client, kind: str) -> Cost:
+    report = await client.ask(subjects.QUERY_COSTS, CostReport)
+    assert report is not None
+    [cost] = [each for each in report.costs if each.kind == kind]
+    return cost
+
+
+async def test_steps_that_run_side_by_side_share_the_engines_time(client: Client) -> None:
+    started = asyncio.get_running_loop().time()
+    results = await asyncio.gather(*(_result(client, f"Side by side, {number}") for number in range(8)))
+    took_s = asyncio.get_running_loop().time() - started
+    attempts = [(await settled(client, step)).attempts[0] for step in results]
+    assert all(attempt.gpu_s > 0 for attempt in attempts)
+    assert sum(attempt.usd for attempt in attempts) <= took_s, "a dollar a second, however many shared it"
+    assert all(attempt.usd == pytest.approx(attempt.gpu_s / 2) for attempt in attempts)
+
+
+async def test_a_workflow_is_a_task_and_what_was_cancelled_is_wasted(fleet: Fleet, client: Client) -> None:
+    kind = f"kind-{uuid.uuid4().hex}"
+    for number in range(2):
+        async with client.workflow(kind, id=f"{kind}-{number}") as workflow:
+            steps = [(await workflow.step(name, prompt=f"{name} {number}", **ASKED)).id for name in ("a", "b")]
+            await workflow.complete(success=number == 0)
+        for step in steps:
+            await settled(client, step)
+    long = await client.submit(model="sim-small", prompt="Stop me", max_tokens=2_000, workflow=f"{kind}-1", step_key="c")
+    await anext(aiter(long))
+    await long.cancel()
+    assert (await long.result(LIMIT_S)).status is Status.CANCELLED
+    await settled(client, long.id)
+    cost = await cost_of(client, kind)
+    assert (cost.tasks, cost.successful, cost.steps, cost.attempts, cost.unbilled) == (2, 1, 5, 5, 0)
+    assert 0 < cost.cancelled_usd < cost.usd
+    assert (cost.failed_usd, cost.superseded_usd) == (0, 0)
+    assert cost.usd == pytest.approx(cost.gpu_s / 2)
+    shown = await _command(fleet, "--since", "1h")
+    assert all(word in shown for word in (kind, "cancelled", "USD"))
+    [printed] = [
+        each for line in (await _command(fleet, "--json")).splitlines() if (each := msgspec.json.decode(line, type=Cost)).kind == kind
+    ]
+    assert printed == cost
+
+
+async def _result(client: Client, prompt: str) -> StepId:
+    step = await client.submit(prompt=prompt, **ASKED)
+    await step.result(LIMIT_S)
+    return step.id
+
+
+async def _command(fleet: Fleet, *words: str) -> str:
+    argv = (sys.executable, "-m", "legato", "cost", *words, "--nats", fleet.running.nats)
+    process = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
+    output, error = await asyncio.wait_for(process.communicate(), LIMIT_S)
+    assert process.returncode == 0, error.decode()
+    return output.decode()
