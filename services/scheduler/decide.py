@@ -6,9 +6,9 @@ Rules:
   registry's answer does not; it waits `match_wait_ms`, and only where there is a choice and the registry was heard lately. Nor does one
   that waits for another worker than the one on which it failed.
 - A new step beyond `queue_max` sheds the last in order.
-- An attempt is lost when its worker is silent for `lease_ms`, does not list it in its beats for `dispatch_grace_ms`, starts anew or says
-  good-bye; it is void then, and the step goes back to its place in the queue, up to `attempts_max`. Silence is counted only while anything
-  is heard at all: the scheduler's own silence is not the worker's.
+- An attempt is lost when its worker is silent for `lease_ms`, does not list it in its beats for `dispatch_grace_ms`, starts anew, says
+  good-bye or has lost its connection (prober.py); it is void then, and the step goes back to its place in the queue, up to
+  `attempts_max`. Silence is counted only while anything is heard at all: the scheduler's own silence is not the worker's.
 - A worker that refused an attempt because it takes none now gets no other until its next heartbeat says what it is. One that reported
   another failure does not get that step again before then.
 - An attempt that failed is repeated elsewhere if that may help, else the step ends. One that ended otherwise ends the step, whatever its
@@ -36,7 +36,7 @@ from services.scheduler.policies.filter_fits import could_ever_fit
 from services.scheduler.report import queue_report, report
 from services.scheduler.state import apply
 from shared.contracts.envelope import Message, Tick
-from shared.contracts.fleet import WorkerBeat, WorkerGone, WorkerRegistered
+from shared.contracts.fleet import WorkerBeat, WorkerGone, WorkerRegistered, WorkerVanished
 from shared.contracts.ids import ModelName
 from shared.contracts.kv import PrefixMatched
 from shared.contracts.outcomes import Problem, Reason, Status
@@ -103,7 +103,7 @@ def _on_closed(plan: Plan, event: StepClosed) -> None:
         plan.revoke(step, Reason.SUPERSEDED)
 
 
-def _on_fleet(plan: Plan, event: WorkerRegistered | WorkerGone) -> None:
+def _on_fleet(plan: Plan, event: WorkerRegistered | WorkerGone | WorkerVanished) -> None:
     _settle_returned(plan)
     for model in plan.state.queues:
         dispatch(plan, model)
@@ -216,6 +216,7 @@ _RULES: dict[type[Message], Callable[[Plan, Any], None]] = {
     StepClosed: _on_closed,
     WorkerRegistered: _on_fleet,
     WorkerGone: _on_fleet,
+    WorkerVanished: _on_fleet,
     WorkerBeat: _on_beat,
     Tick: _on_tick,
 }
@@ -224,7 +225,16 @@ MACHINE = Machine(
     name="scheduler",
     state=State,
     config=SchedulerConfig,
-    inputs=StepRouted | PrefixMatched | AttemptEnded | CancelRequested | StepClosed | WorkerRegistered | WorkerGone | WorkerBeat | Tick,
+    inputs=StepRouted
+    | PrefixMatched
+    | AttemptEnded
+    | CancelRequested
+    | StepClosed
+    | WorkerRegistered
+    | WorkerGone
+    | WorkerVanished
+    | WorkerBeat
+    | Tick,
     start=lambda config: State(cell=config.cell),
     apply=apply,
     decide=decide,

@@ -1,9 +1,12 @@
 """The scheduler on the bus: one machine per cell."""
 
+import asyncio
+
 import msgspec
 
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.decide import MACHINE
+from services.scheduler.prober import Prober
 from shared.contracts import subjects
 from shared.contracts.envelope import Message
 from shared.contracts.steps import CancelRequested, StepDispatched
@@ -30,11 +33,20 @@ async def run(context: Context) -> None:
             ),
             Source(stream=FLEET.name, subjects=(subjects.WORKERS,), latest=True),
         ],
-        live=[subjects.BEATS, subjects.match(config.cell)],
+        live=[subjects.BEATS, subjects.match(config.cell), subjects.vanished(config.cell)],
         prepare=prepare,
         handed=handed,
     )
-    await run_machine(context, MACHINE, config, wiring, config.cell)
+    async with asyncio.TaskGroup() as group:
+        probing = group.create_task(_probe(context, config))
+        await run_machine(context, MACHINE, config, wiring, config.cell)
+        probing.cancel()
+
+
+async def _probe(context: Context, config: SchedulerConfig) -> None:
+    """While this process drives the cell: whoever stands by has nobody to tell."""
+    await context.ready.wait()
+    await Prober(context.bus, config.cell).run()
 
 
 def handed(message: Message) -> tuple[str, str, str] | None:

@@ -25,7 +25,7 @@ from services.scheduler.book import (
 from services.scheduler.config import MATCH_WAIT_MAX_MS
 from services.scheduler.policies.drain import smoothed
 from shared.contracts.envelope import Message, Tick
-from shared.contracts.fleet import QueueReported, RunningStep, WorkerBeat, WorkerGone, WorkerRegistered
+from shared.contracts.fleet import QueueReported, RunningStep, WorkerBeat, WorkerGone, WorkerRegistered, WorkerVanished
 from shared.contracts.kv import PrefixMatched
 from shared.contracts.outcomes import Problem, Reason, Status
 from shared.contracts.steps import AttemptEnded, CancelRequested, StepClosed, StepDispatched, StepRevoked, StepRouted
@@ -191,6 +191,14 @@ def _on_gone(state: State, event: WorkerGone, now_ns: int) -> None:
         forget(state, worker)
 
 
+def _on_vanished(state: State, event: WorkerVanished, now_ns: int) -> None:
+    """What it had is lost, as far as one can tell. If it is there after all, its next heartbeat says so."""
+    worker = state.workers.get(event.worker)
+    if worker is not None:
+        lose_all(state, worker)
+        worker.beaten = False
+
+
 def _on_beat(state: State, event: WorkerBeat, now_ns: int) -> None:
     worker = state.workers.get(event.worker)
     if worker is None or event.epoch < worker.epoch:
@@ -245,7 +253,7 @@ def _on_reported(state: State, event: QueueReported, now_ns: int) -> None:
     state.reported_ns = now_ns
 
 
-_HEARD = frozenset({StepRouted, PrefixMatched, AttemptEnded, CancelRequested, WorkerRegistered, WorkerGone, WorkerBeat})
+_HEARD = frozenset({StepRouted, PrefixMatched, AttemptEnded, CancelRequested, WorkerRegistered, WorkerGone, WorkerVanished, WorkerBeat})
 _FOLDS: dict[type[Message], Callable[[State, Any, int], None]] = {
     StepRouted: _on_routed,
     PrefixMatched: _on_matched,
@@ -257,5 +265,6 @@ _FOLDS: dict[type[Message], Callable[[State, Any, int], None]] = {
     QueueReported: _on_reported,
     WorkerRegistered: _on_registered,
     WorkerGone: _on_gone,
+    WorkerVanished: _on_vanished,
     WorkerBeat: _on_beat,
 }

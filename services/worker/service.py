@@ -65,6 +65,7 @@ class Worker:
             await self._prompts.open()
             await self._bus.listen(subjects.dispatched_to(self._id), self._on_dispatch)
             await self._bus.listen(subjects.revoked_from(self._id), self._on_revoke)
+            await self._bus.listen(subjects.alive(self._id), _heard)
             await self._bus.subscribe(subjects.kv_resync(self._id), self._relay.on_resync)
             serving = self._tasks.create_task(self._serve())
             beating = self._tasks.create_task(self._presence.run())
@@ -190,6 +191,10 @@ class Worker:
             except TimeoutError:
                 return False
         return True
+
+
+def _heard(subject: str, reply: str, data: bytes, headers: bytes) -> None:
+    """Nothing is to be done: that this connection listens is the answer."""
 
 
 def refused(dispatch: StepDispatched, state: WorkerState, bug: str = "") -> AttemptEnded:

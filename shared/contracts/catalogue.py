@@ -154,6 +154,14 @@ CATALOGUE: tuple[Kind, ...] = (
         listeners=("admission", "router", "scheduler", "kv_registry", "autoscaler"),
     ),
     Kind(
+        type=fleet.WorkerVanished,
+        subject=lambda m: subjects.vanished(m.cell),
+        pattern="legato.vanished.*",
+        stored=False,
+        senders=("scheduler",),
+        listeners=("scheduler",),
+    ),
+    Kind(
         type=fleet.WorkerBeat,
         subject=lambda m: subjects.beat(m.worker),
         pattern=subjects.BEATS,

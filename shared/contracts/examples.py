@@ -284,6 +284,7 @@ MESSAGES: tuple[msgspec.Struct, ...] = (
         kv_seq=17,
     ),
     fleet.WorkerGone(**_about(14, "worker"), worker=WORKER, cell=CELL, epoch=1),
+    fleet.WorkerVanished(**_about(26, "scheduler"), worker=WORKER, cell=CELL),
     fleet.QueueReported(
         **_about(15, "scheduler"), cell=CELL, model=MODEL, depth=3, waiting_tokens=105, running=2, slots=64, workers=2, drain_ms=40
     ),

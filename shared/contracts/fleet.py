@@ -95,6 +95,13 @@ class WorkerGone(Message, frozen=True, kw_only=True, tag="worker.gone"):
     epoch: int
 
 
+class WorkerVanished(Message, frozen=True, kw_only=True, tag="worker.vanished"):
+    """A worker's connection to NATS is gone, while its lease runs on."""
+
+    worker: WorkerId
+    cell: CellId
+
+
 class QueueReported(Message, frozen=True, kw_only=True, tag="queue.reported"):
     """A scheduler's load for one model: the autoscaler's and the admission's signal."""
 

@@ -88,6 +88,15 @@ def kv_resync(worker: WorkerId) -> str:
     return f"legato.resync.{worker}"
 
 
+def alive(worker: WorkerId) -> str:
+    """On which a worker only listens: that somebody does is the answer (services/scheduler/prober.py)."""
+    return f"legato.alive.{worker}"
+
+
+def vanished(cell: CellId) -> str:
+    return f"legato.vanished.{cell}"
+
+
 def match(cell: CellId) -> str:
     return f"legato.match.{cell}"
 

@@ -1,6 +1,6 @@
 """What becomes of attempts: leases, failures, retries, and what workers say of them."""
 
-from shared.contracts.fleet import WorkerState
+from shared.contracts.fleet import WorkerState, WorkerVanished
 from shared.contracts.ids import StepId, WorkerId
 from shared.contracts.outcomes import Problem, Reason, Status
 from shared.contracts.output import Output
@@ -104,6 +104,18 @@ def test_a_worker_that_says_good_bye_has_lost_its_attempts_at_once() -> None:
     assert one(StepDispatched, world.take(gone("a"))).worker == "b"
     assert "a" not in world.state.workers
     assert not world.take(gone("b", epoch=0)), "an old good-bye means nothing"
+
+
+def test_a_worker_without_a_connection_has_lost_its_attempts_and_gets_none_until_it_is_heard() -> None:
+    world = two_workers()
+    assert running(world).worker == "a"
+    again = one(StepDispatched, world.take(WorkerVanished(worker=WorkerId("a"), cell=CELL)))
+    assert (again.worker, again.attempt) == ("b", 2)
+    assert running(world, "next").worker == "b"
+    outputs = world.beat("a", ("s", 1))
+    assert one(StepRevoked, outputs).attempt == 1, "it was there after all: its old attempt is void"
+    assert running(world, "later").worker == "a"
+    assert not world.take(WorkerVanished(worker=WorkerId("nobody"), cell=CELL))
 
 
 def test_a_failure_that_may_be_repeated_is_repeated_elsewhere() -> None:
