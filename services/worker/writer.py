@@ -1,12 +1,13 @@
-"""Writes one attempt's output to `legato.out.<step>`: one message in flight, the tokens that come meanwhile go together in the next, as far
-as a message of JetStream takes them.
+"""Writes one attempt's output to `legato.outbox.<step>`: one message in flight, the tokens that come meanwhile go together in the next, as
+far as a message of JetStream takes them.
 
 Messages of one attempt keep a small distance in time (`worker.output_gap_ms`), the first and the last excepted: no reader sees more than a
 hundred a second apart, and a fast engine does not cost the bus a message per token.
 
 Each message is stored with the expectation that the subject's last message is the one that this attempt knows. An attempt that was
-replaced without noticing it (a paused process, a broken network) is refused by JetStream: it is fenced. Message ids are the writer's own:
-two workers that were given the same attempt must not pass for one, whose messages JetStream would take from either.
+replaced without noticing it (a paused process, a broken network) is refused by JetStream: it is fenced. Readers hear nothing of what is
+refused: JetStream sends them what it has stored, on `legato.out.<step>`. Message ids are the writer's own: two workers that were given the
+same attempt must not pass for one, whose messages JetStream would take from either.
 """
 
 import asyncio
@@ -42,7 +43,7 @@ class OutputWriter:
         self.end: End | None = None
         self._bus = bus
         self._dispatch = dispatch
-        self._subject = subjects.out(dispatch.step)
+        self._subject = subjects.outbox(dispatch.step)
         self._offset = len(before.tokens)
         self._last_seq = before.last_seq
         self._gap_s = gap_s

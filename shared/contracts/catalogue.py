@@ -13,7 +13,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of message on the bus."""
 
     type: type[msgspec.Struct]
-    subject: Callable[[Any], str]  # of one message
+    subject: Callable[[Any], str]  # of one message, as it is published; listeners get it on `subjects.stored_as` of that
     pattern: str  # of all of them
     stored: bool  # captured by a stream, acknowledged by JetStream
     senders: tuple[str, ...]
@@ -131,8 +131,8 @@ CATALOGUE: tuple[Kind, ...] = (
     ),
     Kind(
         type=output.Output,
-        subject=lambda m: subjects.out(m.step),
-        pattern=subjects.OUT,
+        subject=lambda m: subjects.outbox(m.step),
+        pattern=subjects.OUTBOX,
         stored=True,
         senders=("worker", "admission", "router", "scheduler", "workflow"),
         listeners=("client", "gateway"),

@@ -111,12 +111,13 @@ def asyncapi() -> Json:
     _, definitions = msgspec.json.schema_components(_types(), ref_template=REFS)
     channels, operations = _query_channels(), _query_operations()
     for kind in KINDS:
-        channel = channels.setdefault(channel_of(kind), _channel(kind))
-        channel["messages"][tag_of(kind.type)] = {"$ref": f"#/components/messages/{tag_of(kind.type)}"}
-        for service in kind.senders:
-            operations |= _operation(kind, service, "send")
-        for service in kind.listeners:
-            operations |= _operation(kind, service, "receive")
+        address = _address_of(kind)
+        for place, action, services in ((address, "send", kind.senders), (subjects.stored_as(address), "receive", kind.listeners)):
+            name = _name_of(place)
+            channel = channels.setdefault(name, _channel(kind, place))
+            channel["messages"][tag_of(kind.type)] = {"$ref": f"#/components/messages/{tag_of(kind.type)}"}
+            for service in services:
+                operations |= _operation(kind, service, action, name)
     return {
         "asyncapi": "3.0.0",
         "info": INFO,
@@ -153,15 +154,29 @@ def _address_of(kind: Kind) -> str:
 
 
 def channel_of(kind: Kind) -> str:
-    """The name of a message's channel."""
-    return ".".join(token for token in _address_of(kind).split(".")[1:] if not token.startswith("{"))
+    """The name of the channel on which a message is published."""
+    return _name_of(_address_of(kind))
 
 
-def _channel(kind: Kind) -> Json:
-    address = _address_of(kind)
+def _name_of(address: str) -> str:
+    return ".".join(token for token in address.split(".")[1:] if not token.startswith("{"))
+
+
+def _channel(kind: Kind, address: str) -> Json:
+    return {"address": address, "description": _kept(kind, address), "parameters": _parameters(address), "messages": {}}
+
+
+def _kept(kind: Kind, address: str) -> str:
     stream = next((stream.name for stream in STREAMS if kind.stored and any(_covers(s, kind.pattern) for s in stream.subjects)), "")
-    kept = f"Kept in the stream {stream}." if stream else "Not kept: at most once, to whoever listens."
-    return {"address": address, "description": kept, "parameters": _parameters(address), "messages": {}}
+    published = _address_of(kind)
+    stored = subjects.stored_as(published)
+    if not stream:
+        return "Not kept: at most once, to whoever listens."
+    if stored == published:
+        return f"Kept in the stream {stream}."
+    if address == published:
+        return f"Kept in the stream {stream}, under `{stored}`; what the stream refuses, no reader sees."
+    return f"Sent on by the stream {stream}, which keeps it under this subject, once it is stored."
 
 
 def _covers(pattern: str, subject: str) -> bool:
@@ -191,14 +206,14 @@ def _plain(example: msgspec.Struct) -> Any:
     return msgspec.json.decode(msgspec.json.encode(example))
 
 
-def _operation(kind: Kind, service: str, action: str) -> Json:
+def _operation(kind: Kind, service: str, action: str, channel: str) -> Json:
     tag = tag_of(kind.type)
     who = service.replace(" ", "-")
     return {
         f"{who}.{action}.{tag}": {
             "action": action,
-            "channel": {"$ref": f"#/channels/{channel_of(kind)}"},
-            "messages": [{"$ref": f"#/channels/{channel_of(kind)}/messages/{tag}"}],
+            "channel": {"$ref": f"#/channels/{channel}"},
+            "messages": [{"$ref": f"#/channels/{channel}/messages/{tag}"}],
             "tags": [{"name": who}],
         }
     }

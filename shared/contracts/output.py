@@ -34,8 +34,8 @@ class End(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class Output(Message, frozen=True, kw_only=True, tag="output"):
     """New tokens of a step. `offset` counts the output tokens before this message; `text` is what may be shown now
-    (it lags the tokens while a character or a stop string is incomplete). A reader drops what a lower attempt sends once it has
-    seen a higher one, and drops tokens below the offset that it has reached."""
+    (it lags the tokens while a character or a stop string is incomplete). Published on `legato.outbox.<step>`; readers hear what was
+    stored of that, in the order of the stream, whose first `end` is the step's."""
 
     attempt: int = 0
     offset: int = 0

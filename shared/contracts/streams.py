@@ -23,6 +23,7 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True):
     max_msgs_per_subject: int = -1
     max_msg_bytes: int = 8 * 2**20
     replicas: int = 1  # [bus] replicas in the configuration raises it in a cluster
+    stored_as: str = ""  # instead of the subject, `*` for `*`; whoever listens there is sent what is stored, once it is, and nothing else
 
 
 STEPS = Stream(
@@ -32,7 +33,7 @@ STEPS = Stream(
     max_age_s=24 * HOUR_S,
 )
 PROMPTS = Stream(name="LEGATO_PROMPTS", subjects=[subjects.PROMPT], max_bytes=4 * GIB, max_age_s=24 * HOUR_S, max_msgs_per_subject=1)
-OUT = Stream(name="LEGATO_OUT", subjects=[subjects.OUT], max_bytes=4 * GIB, max_age_s=24 * HOUR_S)
+OUT = Stream(name="LEGATO_OUT", subjects=[subjects.OUTBOX], stored_as=subjects.OUT, max_bytes=4 * GIB, max_age_s=24 * HOUR_S)
 FLEET = Stream(
     name="LEGATO_FLEET", subjects=[subjects.WORKERS, subjects.TARGETS], max_bytes=GIB // 4, max_age_s=HOUR_S, max_msgs_per_subject=1
 )

@@ -4,6 +4,7 @@ from shared.contracts.ids import CellId, StepId, WorkerId, WorkflowId
 
 SUBMIT = "legato.submit.*"
 CANCEL = "legato.cancel.*"
+OUTBOX = "legato.outbox.*"
 OUT = "legato.out.*"
 PROMPT = "legato.prompt.*"
 ADMITTED = "legato.step.*.admitted"
@@ -33,7 +34,13 @@ def cancel(step: StepId) -> str:
     return f"legato.cancel.{step}"
 
 
+def outbox(step: StepId) -> str:
+    """Where a step's output is published: what JetStream stores of it appears under `out`."""
+    return f"legato.outbox.{step}"
+
+
 def out(step: StepId) -> str:
+    """A step's stored output, in the stream and for whoever listens."""
     return f"legato.out.{step}"
 
 
@@ -134,6 +141,12 @@ def dead(service: str) -> str:
     return f"legato.dead.{service}"
 
 
+def stored_as(subject: str) -> str:
+    """The subject under which a stream keeps what is published on this one."""
+    place = OUTBOX.removesuffix("*")
+    return OUT.removesuffix("*") + subject.removeprefix(place) if subject.startswith(place) else subject
+
+
 def step_of(subject: str) -> StepId:
-    """The step id in a submit, cancel, out, prompt or step subject (their third token)."""
+    """The step id in a submit, cancel, outbox, out, prompt or step subject (their third token)."""
     return StepId(subject.split(".", 3)[2])

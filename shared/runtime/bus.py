@@ -226,6 +226,7 @@ class Bus:
             discard=api.DiscardPolicy.OLD,
             storage=api.StorageType.FILE,
             allow_direct=True,
+            **_moved(stream),
         )
         try:
             await self.js.stream_info(stream.name)
@@ -272,6 +273,17 @@ class Bus:
         with _bus_errors(f"cannot delete {name}"):
             store = await self.js.object_store(bucket)
             await asyncio.wait_for(store.delete(name), 30.0)
+
+
+def _moved(stream: Stream) -> dict[str, Any]:
+    """The options that keep a stream's messages under another subject, and send them on there."""
+    if not stream.stored_as:
+        return {}
+    place = stream.stored_as.replace("*", "{{wildcard(1)}}")
+    return {
+        "subject_transform": api.SubjectTransform(src=stream.subjects[0], dest=place),
+        "republish": api.RePublish(src=stream.stored_as, dest=place),
+    }
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Reads one step's output as one stream without gap or repeat, whatever attempts, connections and servers do meanwhile.
 
-Rule: what follows on directly (same attempt, next offset) is taken from the live subscription at once; what is old is dropped; everything
-else (a hole, a new attempt, an overlap, an end out of place) is settled by the stream OUT, which is the record: there, an attempt that was
-superseded could not write. Silence makes the reader look there as well, so a message that was lost on the way is found again.
+Rule: the stream OUT is the record, and sends on what it has stored, with its sequence and the one before it in the same output. What
+follows on what was taken is taken at once; what is not above it was taken before; anything else shows a gap, which is read from the
+stream. Silence makes the reader look there as well, so a message that was lost on the way is found again. What nobody stored is not heard.
 """
 
 import asyncio
@@ -22,11 +22,12 @@ from shared.core.errors import LegatoError
 from shared.core.reading import NoMessage, read
 from shared.runtime.bus import Bus, BusError
 from shared.runtime.cursor import CursorError
+from shared.runtime.nats_client import read_headers
 
 log = logging.getLogger(__name__)
 
 QUEUE_MAX = 1024  # messages received and not taken; more are dropped and read from the stream later
-DOUBT_S = 0.01  # until the stream is read again when it did not yet have what was announced
+DOUBT_S = 0.01  # until the stream is read again when it did not yet have what was announced: another server of a cluster may lag behind
 SILENCE_S = 0.5  # until the stream is asked whether something was missed; doubles with each time that nothing was
 SILENCE_MAX_S = 2.0
 CLOSE_TIMEOUT_S = 2.0
@@ -35,7 +36,7 @@ _DECODER = msgspec.json.Decoder(Output)
 
 
 class OutputError(LegatoError):
-    """The step's output can no longer be read as one stream: the record has a hole, or differs from what was taken."""
+    """The step's output can no longer be read as one stream: the record has a hole."""
 
 
 class OutputReader:
@@ -47,13 +48,12 @@ class OutputReader:
         self._bus = bus
         self._subject = subjects.out(step)
         self._subscription: Subscription | None = None
-        self._live: deque[bytes] = deque()
+        self._live: deque[tuple[bytes, bytes]] = deque()  # data and headers
         self._ready: deque[Output] = deque()  # bounded by the step's own length
         self._arrived = asyncio.Event()
         self._doubt = False  # the stream must be read before anything else is taken
         self._wait_s = SILENCE_S
-        self._seq = 0  # up to here the stream was read
-        self._attempt = -1  # the highest taken
+        self._seq = 0  # of the stream: all of the output up to here was taken
         self._offset = 0  # tokens taken
         self._ended = False
 
@@ -100,9 +100,9 @@ class OutputReader:
 
     # --- the live subscription -----------------------------------------------------------------------------------------------
 
-    def _on_message(self, _: str, __: str, data: bytes, ___: bytes) -> None:
+    def _on_message(self, _: str, __: str, data: bytes, headers: bytes) -> None:
         if len(self._live) < QUEUE_MAX:
-            self._live.append(data)
+            self._live.append((data, headers))
         else:
             self._doubt = True
         self._arrived.set()
@@ -117,80 +117,75 @@ class OutputReader:
 
     def _read_live(self) -> None:
         while self._live and not self._ended and not self._doubt:
-            output = self._decode(self._live.popleft())
-            if output is None or self._is_old(output):
+            data, headers = self._live.popleft()
+            place = _place(headers)
+            if place is None:
+                log.warning("output that no stream sent was passed over", extra={"subject": self._subject})
                 continue
-            if self._follows(output):
-                self._accept(output)
+            before, seq = place
+            if seq <= self._seq:
+                continue
+            if before <= self._seq:
+                self._take_in(seq, data)
                 self._wait_s = SILENCE_S
             else:
                 self._doubt = True
                 self._wait_s = DOUBT_S
 
-    def _decode(self, data: bytes) -> Output | None:
-        try:
-            return read(_DECODER, data)
-        except NoMessage as error:
-            log.warning("unreadable output dropped", extra={"subject": self._subject, "error": str(error)})
-            return None
-
     # --- the record ----------------------------------------------------------------------------------------------------------
 
     async def _consult(self) -> None:
         """Read what the stream has beyond what was taken. Where that was nothing, wait longer before the next look."""
-        reached = (self._attempt, self._offset)
+        reached = self._seq
         self._doubt = False
         try:
             await self._read_stream()
+        except asyncio.CancelledError:
+            self._doubt = True
+            raise
         except (BusError, CursorError, nats.errors.Error, TimeoutError) as error:
             if self._bus.client.is_closed:
                 raise BusError(f"the connection was closed while {self._subject} was read") from error
             log.debug("output not readable now", extra={"subject": self._subject, "error": str(error)})
-        self._wait_s = SILENCE_S if (self._attempt, self._offset) != reached else min(2 * self._wait_s, SILENCE_MAX_S)
+        self._wait_s = SILENCE_S if self._seq > reached else min(2 * self._wait_s, SILENCE_MAX_S)
 
     async def _read_stream(self) -> None:
         last = await self._bus.last(OUT.name, self._subject)
         if last is None or last.seq <= self._seq:
             return
-        newest = self._decode(last.data)
-        if newest is None or not self._is_newest(newest):
-            for record in [record async for record in self._bus.history(OUT.name, self._subject, self._seq)]:
-                output = self._decode(record.data)
-                if output is not None:
-                    self._record(output)
-        self._seq = last.seq
-
-    def _record(self, output: Output) -> None:
-        """Take an output that the stream has, if it is new."""
-        if self._ended or self._is_old(output):
-            return
-        if output.offset != self._offset:
-            if not _closes(output):
-                kind = "differs from what was received at" if output.offset < self._offset else "lacks tokens from"
-                raise OutputError(f"the record of {self._subject} {kind} offset {min(output.offset, self._offset)}")
-            output = msgspec.structs.replace(output, offset=self._offset)
-        self._accept(output)
+        for record in [record async for record in self._bus.history(OUT.name, self._subject, self._seq)]:
+            if not self._ended:
+                self._take_in(record.seq, record.data)
 
     # --- both ----------------------------------------------------------------------------------------------------------------
 
-    def _is_old(self, output: Output) -> bool:
-        if output.attempt < self._attempt:
-            return True
-        return output.end is None and output.offset + len(output.tokens) <= self._offset
-
-    def _is_newest(self, output: Output) -> bool:
-        """Whether it is the one that was taken last."""
-        return output.end is None and output.attempt == self._attempt and output.offset + len(output.tokens) == self._offset
-
-    def _follows(self, output: Output) -> bool:
-        expected = self._attempt if self._attempt >= 0 else min(output.attempt, 1)
-        return output.offset == self._offset and output.attempt == expected
-
-    def _accept(self, output: Output) -> None:
-        self._attempt = output.attempt
+    def _take_in(self, seq: int, data: bytes) -> None:
+        """The next message of the record. Raises OutputError."""
+        self._seq = seq
+        try:
+            output = read(_DECODER, data)
+        except NoMessage as error:
+            log.warning("unreadable output dropped", extra={"subject": self._subject, "error": str(error)})
+            return
+        if output.offset != self._offset:
+            if output.end is None and output.offset + len(output.tokens) <= self._offset:
+                return  # a second copy
+            if not _closes(output):
+                kind = "has other tokens" if output.offset < self._offset else "lacks tokens"
+                raise OutputError(f"the record of {self._subject} {kind} from offset {min(output.offset, self._offset)}")
+            output = msgspec.structs.replace(output, offset=self._offset)
         self._offset += len(output.tokens)
         self._ended = output.end is not None
         self._ready.append(output)
+
+
+def _place(headers: bytes) -> tuple[int, int] | None:
+    """The sequence of the output's message before this one (0: none is stored), and its own; None where no stream sent it."""
+    named = read_headers(headers) if headers else {}
+    try:
+        return int(named["Nats-Last-Sequence"]), int(named["Nats-Sequence"])
+    except (KeyError, ValueError):
+        return None
 
 
 def _closes(output: Output) -> bool:

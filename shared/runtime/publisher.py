@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import msgspec
 import nats.errors
 
+from shared.contracts.subjects import stored_as
 from shared.core.errors import LegatoError
 from shared.runtime.nats_client import NatsClient, write_headers
 
@@ -209,7 +210,7 @@ class Publisher:
         """Whether the subject's last message, which the expectation missed, is this one. Where that cannot be told now, it is sent again
         and refused again."""
         try:
-            request = msgspec.json.encode({"last_by_subj": pending.subject})
+            request = msgspec.json.encode({"last_by_subj": stored_as(pending.subject)})
             last = await self._client.request(f"$JS.API.DIRECT.GET.{refusal.stream}", request, timeout=CHECK_TIMEOUT_S)
         except (nats.errors.Error, TimeoutError) as error:
             log.info("refusal not understood yet", extra={"subject": pending.subject, "error": repr(error)})

@@ -99,6 +99,6 @@ async def test_submitting_a_known_step_again_changes_nothing(connection: Nats) -
 async def test_the_output_can_be_read_back_from_the_stream(connection: Nats) -> None:
     step = uuid.uuid4().hex
     live = await ask(connection, {"model": "sim-small", "prompt": "Again", "sampling": {"max_tokens": 12}}, step)
-    subscription = await connection.jetstream().subscribe(f"legato.out.{step}", ordered_consumer=True)
+    subscription = await connection.jetstream().subscribe(f"legato.out.{step}", stream="LEGATO_OUT", ordered_consumer=True)
     stored = [json.loads((await subscription.next_msg(LIMIT_S)).data) for _ in live]
     assert stored == live

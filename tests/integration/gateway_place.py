@@ -43,7 +43,7 @@ class Fleet:
         await self.bus.subscribe(subjects.CANCEL, self._on_cancel)
 
     async def say(self, step: StepId, output: Output) -> None:
-        await (await self.bus.store(subjects.out(step), msgspec.json.encode(output)))
+        await (await self.bus.store(subjects.outbox(step), msgspec.json.encode(output)))
 
     async def end(self, step: StepId, status: Status, problem: Problem | None = None, offset: int = 0) -> None:
         finish = FinishReason.STOP if status is Status.SUCCEEDED else FinishReason.ERROR
@@ -85,7 +85,7 @@ class Fleet:
 
     async def _floods(self, step: StepId) -> None:
         for number in range(2_000):
-            await self.bus.publish(subjects.out(step), msgspec.json.encode(Output(attempt=1, offset=number, tokens=[7], text="x" * 8_000)))
+            await self.bus.store(subjects.outbox(step), msgspec.json.encode(Output(attempt=1, offset=number, tokens=[7], text="x" * 8_000)))
 
 
 class Place:

@@ -102,26 +102,26 @@ async def test_a_message_is_sent_again_at_growing_distances() -> None:
 async def test_a_message_that_was_stored_but_not_acknowledged_is_no_other_writers(fresh_nats: EmbeddedNats, bus: Bus) -> None:
     wire = Leak(int(fresh_nats.url.rpartition(":")[2]))
     writer = await Bus.connect(BusConfig(url=await wire.open()), "writer")
-    first = await (await writer.store("legato.out.a", b"1", msg_id="1", expect_last=0))
+    first = await (await writer.store("legato.outbox.a", b"1", msg_id="1", expect_last=0))
     wire.swallowing = True
-    second = await writer.store("legato.out.a", b"2", msg_id="2", expect_last=first.seq)
+    second = await writer.store("legato.outbox.a", b"2", msg_id="2", expect_last=first.seq)
     async with asyncio.timeout(LIMIT_S):
         while not wire.swallowed:  # noqa: ASYNC110  it is counted elsewhere
             await asyncio.sleep(0)
     wire.cut()
     ack = await asyncio.wait_for(second, LIMIT_S)
     assert (ack.seq, ack.duplicate) == (first.seq + 1, True)
-    third = await writer.store("legato.out.a", b"3", msg_id="3", expect_last=ack.seq)
+    third = await writer.store("legato.outbox.a", b"3", msg_id="3", expect_last=ack.seq)
     assert (await asyncio.wait_for(third, LIMIT_S)).seq == ack.seq + 1
     await writer.close()
     await wire.close()
 
 
 async def test_another_writers_message_is_still_a_refusal(bus: Bus) -> None:
-    first = await (await bus.store("legato.out.a", b"1", msg_id="1", expect_last=0))
+    first = await (await bus.store("legato.outbox.a", b"1", msg_id="1", expect_last=0))
     for msg_id in ("other", ""):
         with pytest.raises(WrongLastSequence):
-            await asyncio.wait_for(await bus.store("legato.out.a", b"2", msg_id=msg_id, expect_last=0), LIMIT_S)
-    await (await bus.store("legato.out.a", b"2", msg_id="2", expect_last=first.seq))
+            await asyncio.wait_for(await bus.store("legato.outbox.a", b"2", msg_id=msg_id, expect_last=0), LIMIT_S)
+    await (await bus.store("legato.outbox.a", b"2", msg_id="2", expect_last=first.seq))
     with pytest.raises(WrongLastSequence):
-        await asyncio.wait_for(await bus.store("legato.out.a", b"1", msg_id="1", expect_last=0), LIMIT_S)
+        await asyncio.wait_for(await bus.store("legato.outbox.a", b"1", msg_id="1", expect_last=0), LIMIT_S)

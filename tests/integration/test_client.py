@@ -42,7 +42,7 @@ async def client(bus: Bus, nats_url: str) -> AsyncIterator[legato.Client]:
 
 async def say(bus: Bus, step: str, *outputs: Output) -> None:
     for output in outputs:
-        await (await bus.store(subjects.out(StepId(step)), ENCODER.encode(output)))
+        await (await bus.store(subjects.outbox(StepId(step)), ENCODER.encode(output)))
 
 
 def words(*texts: str, attempt: int = 1, start: int = 0) -> list[Output]:

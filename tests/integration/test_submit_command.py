@@ -47,7 +47,7 @@ class Fleet:
             await cursor.close()
 
     async def say(self, output: Output) -> None:
-        await (await self.bus.store(subjects.out(self.step), ENCODER.encode(output)))
+        await (await self.bus.store(subjects.outbox(self.step), ENCODER.encode(output)))
 
     async def end(self, status: Status, problem: Problem | None = None) -> None:
         await self.say(Output(attempt=1, offset=1, end=End(status=status, finish_reason=FinishReason.ERROR, problem=problem)))

@@ -59,7 +59,7 @@ async def test_the_next_attempt_goes_on_behind_what_the_reader_has(bus: Bus) -> 
     async with working(bus) as rig:
         step = await rig.prompt(prompt)
         begun = Output(step=step, attempt=1, offset=0, tokens=expected(prompt, 11), text=bytes(expected(prompt, 11)).decode())
-        await (await bus.store(subjects.out(step), ENCODER.encode(begun)))
+        await (await bus.store(subjects.outbox(step), ENCODER.encode(begun)))
         await rig.dispatch(step, attempt=2)
         report = await rig.ended(step)
         outputs = await rig.outputs(step)
@@ -74,7 +74,7 @@ async def test_an_attempt_that_was_overtaken_cannot_write_and_is_void(bus: Bus) 
     async with working(bus) as rig:
         step = await rig.prompt(list(b"Who plays first?"))
         later = Output(step=step, attempt=2, offset=0, tokens=[1, 2, 3], text="abc")
-        await (await bus.store(subjects.out(step), ENCODER.encode(later)))
+        await (await bus.store(subjects.outbox(step), ENCODER.encode(later)))
         await rig.dispatch(step, attempt=1)
         await listed(rig, step, False)
         assert await rig.outputs(step) == [later]
@@ -116,7 +116,7 @@ async def test_an_output_that_lost_its_beginning_is_not_gone_on_from(bus: Bus) -
     async with working(bus) as rig:
         step = await rig.prompt(list(b"The first page is missing."))
         rest = Output(step=step, attempt=1, offset=7, tokens=[1, 2, 3], text="abc")
-        await (await bus.store(subjects.out(step), ENCODER.encode(rest)))
+        await (await bus.store(subjects.outbox(step), ENCODER.encode(rest)))
         await rig.dispatch(step, attempt=2)
         report = await rig.ended(step)
     assert (report.status, report.retryable) == (Status.FAILED, False)

@@ -307,7 +307,7 @@ async def test_a_step_that_nobody_ends_is_expired_for_its_reader_and_in_the_reco
     garbled = new_step()
     await log.say(admitted(step, deadline_ns=now_ns()), dispatched(step), Output(step=step, attempt=1, tokens=[5, 6], text="so far"))
     await log.say(admitted(garbled, deadline_ns=now_ns()))
-    await log.bus.publisher.store_all([await log.bus.store(subjects.out(garbled), b"no output")])
+    await log.bus.publisher.store_all([await log.bus.store(subjects.outbox(garbled), b"no output")])
     await start(*QUICK)
     settled = (await log.settled([step, garbled]))[step]
     assert settled.status is Status.EXPIRED

@@ -92,6 +92,13 @@ def test_what_is_stored_has_one_stream_and_what_is_not_has_none() -> None:
         assert text.startswith("Kept in the stream LEGATO_" if kind.stored else "Not kept")
 
 
+def test_outputs_are_published_on_one_channel_and_received_on_another() -> None:
+    channels = {name: operation["channel"]["$ref"] for name, operation in ASYNCAPI["operations"].items() if name.endswith(".output")}
+    assert {place for name, place in channels.items() if ".send." in name} == {"#/channels/outbox"}
+    assert {place for name, place in channels.items() if ".receive." in name} == {"#/channels/out"}
+    assert ASYNCAPI["channels"]["out"]["address"] == "legato.out.{step}"
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_fits_its_json_schema(name: str) -> None:
     schema = SCHEMAS[document.tag_of(type(EXAMPLES[name]))]
