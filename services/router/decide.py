@@ -76,9 +76,9 @@ def _route(admitted: StepAdmitted, model: ModelName, cell: CellId) -> Message:
 def _close(admitted: StepAdmitted, problem: Problem) -> list[Message]:
     about, workflow, tenant, trace = admitted.step, admitted.workflow, admitted.tenant, admitted.trace
     end = End(status=Status.FAILED, finish_reason=FinishReason.ERROR, problem=problem)
-    return [
-        StepClosed(step=about, workflow=workflow, tenant=tenant, trace=trace, status=Status.FAILED, problem=problem),
+    return [  # the reader's end first: whoever records the closing looks there for what the reader has seen
         Output(step=about, workflow=workflow, tenant=tenant, trace=trace, end=end),
+        StepClosed(step=about, workflow=workflow, tenant=tenant, trace=trace, status=Status.FAILED, problem=problem),
     ]
 
 

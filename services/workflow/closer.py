@@ -1,8 +1,8 @@
 """Ends a step that nobody ended: its deadline has passed, and whoever had it is gone.
 
-The stream OUT is the judge. Where a step's output has an end already, that end is reported, as its worker should have done. Otherwise the
-end is written there, as the successor of the last output that was seen; when something was written meanwhile, JetStream refuses it, and
-the next look sees what it was. The report goes the ordinary way: through the log of steps to scheduler and record.
+The stream OUT is the judge. Where a step's output has an end already, the first one is reported, as its worker should have done. Otherwise
+the end is written there, as the successor of the last output that was seen; when something was written meanwhile, JetStream refuses it,
+and the next look sees what it was. The report goes the ordinary way: through the log of steps to scheduler and record.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import logging
 
 import msgspec
 
+from services.workflow.judge import until_end
 from services.workflow.state import Due
 from services.workflow.store import Store
 from shared.contracts import subjects
@@ -40,7 +41,8 @@ _OUTPUT = msgspec.json.Decoder(Output)
 async def close(bus: Bus, store: Store, due: Due, now_ns: int) -> None:
     """Raises StoreError and BusError; then the step is not closed yet, and calling again is right."""
     record = await bus.last(OUT.name, subjects.out(due.step))
-    last = _output(record, due)
+    outputs = await until_end(bus, due.step)
+    last = outputs[-1] if outputs else _output(record, due)
     end = last.end
     if end is None:
         output = _expiry(due, last, now_ns)

@@ -1,8 +1,9 @@
 """A closing against what the step's reader has seen.
 
 Who closes a step for want of its worker (lost at the deadline, or in its last attempt) may be mistaken: the worker had stored the end of
-the output, and could not report it. The stream OUT is the judge. Its first end is the one that every reader takes, and where that is a
-success, the step is recorded as its worker would have reported it.
+the output, and could not report it. So may who closes it as one that never had a worker: its admission was announced again, and another
+process knows more. The stream OUT is the judge. Its first end is the one that every reader takes, and what is recorded: where that is a
+success, as its worker would have reported it.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from shared.contracts.steps import AttemptEnded, StepClosed
 from shared.contracts.streams import OUT
 from shared.core.reading import NoMessage, read
 from shared.runtime.bus import Bus, BusError
+from shared.runtime.cursor import Record
 
 log = logging.getLogger(__name__)
 
@@ -28,11 +30,9 @@ _OUTPUT = msgspec.json.Decoder(Output)
 
 async def judged(bus: Bus, closing: StepClosed) -> StepClosed | AttemptEnded:
     """What to record for a closing. Waits while OUT cannot be read, as the record waits for the log."""
-    if closing.attempt == 0:  # no worker ever had the step
-        return closing
     while True:
         try:
-            outputs = await _until_end(bus, closing.step)
+            outputs = await until_end(bus, closing.step)
         except BusError as error:
             log.warning("a closing waits for the step's output", extra={"step": closing.step, "error": str(error)})
             await asyncio.sleep(AGAIN_S)
@@ -40,23 +40,38 @@ async def judged(bus: Bus, closing: StepClosed) -> StepClosed | AttemptEnded:
             return _reported(closing, outputs)
 
 
-async def _until_end(bus: Bus, step: StepId) -> list[Output]:
-    """The step's outputs up to the first end; none if there is no end."""
+async def until_end(bus: Bus, step: StepId) -> list[Output]:
+    """The step's outputs up to the first end; none if there is no end. Raises BusError."""
+    subject = subjects.out(step)
+    first = await bus.next_after(OUT.name, subject, 0)
+    if first is None:
+        return []
+    only = _output(first)
+    if only is not None and only.end is not None:  # as it is with most that never had a worker: one request is enough
+        return [only]
     outputs: list[Output] = []
-    async for record in bus.history(OUT.name, subjects.out(step)):
-        try:
-            outputs.append(read(_OUTPUT, record.data))
-        except NoMessage:  # readers drop it, too
-            continue
-        if outputs[-1].end is not None:
-            return outputs
+    async for record in bus.history(OUT.name, subject):
+        output = _output(record)
+        if output is not None:
+            outputs.append(output)
+            if output.end is not None:
+                return outputs
     return []
+
+
+def _output(record: Record) -> Output | None:
+    try:
+        return read(_OUTPUT, record.data)
+    except NoMessage:  # readers drop it, too
+        return None
 
 
 def _reported(closing: StepClosed, outputs: list[Output]) -> StepClosed | AttemptEnded:
     end = outputs[-1].end if outputs else None
-    if end is None or end.status is not Status.SUCCEEDED:
+    if end is None:
         return closing
+    if end.status is not Status.SUCCEEDED:
+        return msgspec.structs.replace(closing, status=end.status, problem=end.problem or closing.problem)
     log.warning("closed, though its reader has seen it succeed", extra={"step": closing.step, "closing": closing.status})
     return AttemptEnded(
         id=MessageId(f"{closing.step}.judged"),

@@ -330,7 +330,9 @@ async def test_a_step_whose_reader_saw_it_succeed_is_recorded_so_though_its_work
     assert len(await log.first(OUT.name, subjects.out(step), 2)) == 2
 
 
-async def test_a_step_whose_reader_saw_it_succeed_is_recorded_so_though_the_scheduler_closed_it(log: Log, start: Start) -> None:
+@pytest.mark.parametrize("attempt", [2, 0])
+async def test_a_step_whose_reader_saw_it_succeed_is_recorded_so_though_somebody_closed_it(log: Log, start: Start, attempt: int) -> None:
+    """The scheduler for want of its worker, or the router because its admission was announced again."""
     step = new_step()
     await log.say(admitted(step), dispatched(step))
     end = End(status=Status.SUCCEEDED, finish_reason=FinishReason.LENGTH, usage=Usage(prompt_tokens=7, output_tokens=3))
@@ -339,12 +341,28 @@ async def test_a_step_whose_reader_saw_it_succeed_is_recorded_so_though_the_sche
     )
     problem = Problem(reason=Reason.DEADLINE_PASSED, message="the worker did not answer")
     late = End(status=Status.EXPIRED, finish_reason=FinishReason.ERROR, problem=problem)
-    await log.say(Output(step=step, attempt=2, end=late), StepClosed(step=step, status=Status.EXPIRED, problem=problem, attempt=2))
+    await log.say(Output(step=step, attempt=attempt, end=late))
+    await log.say(StepClosed(step=step, status=Status.EXPIRED, problem=problem, attempt=attempt))
     await start()
     settled = (await log.settled([step]))[step]
     assert (settled.status, settled.attempt, settled.usage.output_tokens) == (Status.SUCCEEDED, 1, 3)
     record = await log.query(step)
     assert (record.status, record.tokens, record.text, record.attempts[0].worker) == (StepState.SUCCEEDED, [1, 2, 3], "ab", WORKER)
+
+
+async def test_the_first_end_is_what_is_recorded_of_a_step_whoever_closes_it(log: Log, start: Start) -> None:
+    closed, overdue = new_step(), new_step()
+    cancelled = Problem(reason=Reason.CANCELLED, message="as asked")
+    late = Problem(reason=Reason.DEADLINE_PASSED, message="the worker did not answer")
+    for step in (closed, overdue):
+        await log.say(admitted(step, deadline_ns=now_ns() + (3_600_000_000_000 if step == closed else 0)), dispatched(step))
+        await log.say(Output(step=step, attempt=1, tokens=[1], text="a"))
+        await log.say(Output(step=step, attempt=1, offset=1, end=End(status=Status.CANCELLED, problem=cancelled)))
+        await log.say(Output(step=step, attempt=2, end=End(status=Status.EXPIRED, problem=late)))
+    await log.say(StepClosed(step=closed, status=Status.EXPIRED, problem=late, attempt=2))
+    await start(*QUICK)
+    settled = await log.settled([closed, overdue])
+    assert {(each.status, each.problem) for each in settled.values()} == {(Status.CANCELLED, cancelled)}
 
 
 async def test_the_service_stops_within_its_grace_and_says_what_it_lacks(start: Start) -> None:

@@ -84,7 +84,7 @@ class Desk:
 
 
 def closed(messages: list[Message]) -> Problem:
-    close, output = messages
+    output, close = messages
     assert isinstance(close, StepClosed)
     assert isinstance(output, Output)
     assert output.end is not None
