@@ -139,7 +139,7 @@ async def test_what_the_stream_refuses_reaches_no_reader(bus: Bus, nats_url: str
     for _ in range(30):
         step = StepId(new_id())
         subscription = await bare.subscribe(subjects.out(step))
-        await bare.flush()
+        await bare.jetstream().account_info()  # an answer, so the subscription is there: `flush` can go out before it
         reader = await opened(bus, step)
         first = await (await bus.store(subjects.outbox(step), msgspec.json.encode(chunk(0, "x")), expect_last=0))
         refusals, last = (
