@@ -44,8 +44,8 @@ class Rig:
         self.bus = bus
         self.process = ManagedProcess(ProcessSpec(name="router", argv=argv, log=directory / "router.log"))
 
-    async def register(self, worker: str = "w", cell: str = "east") -> None:
-        card = ModelCard(name=ModelName("small"), tokenizer="t", vocab_size=10, context_tokens=1_000, block_tokens=16)
+    async def register(self, worker: str = "w", cell: str = "east", model: str = "small") -> None:
+        card = ModelCard(name=ModelName(model), tokenizer="t", vocab_size=10, context_tokens=1_000, block_tokens=16)
         registered = WorkerRegistered(
             worker=WorkerId(worker),
             cell=CellId(cell),
@@ -118,7 +118,8 @@ async def test_an_open_circuit_stays_open_through_sigkill_and_restart(rig: Rig) 
     workers = [f"w{number}" for number in range(5)]
     for worker in workers:
         await rig.register(worker)
-    await rig.routed(await rig.admit())
+    await rig.register("last", model="other")
+    await rig.routed(await rig.admit("other"))  # registrations are read in order: all are known now
     for worker in workers:
         await rig.fail(worker)
     problem = await rig.closed(await rig.admit())
