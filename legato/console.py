@@ -10,6 +10,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 PIPE_COLUMNS = 160  # of tables that nobody's terminal bounds
 SLOW_S = 2.0  # until a wait is told
@@ -35,9 +36,21 @@ def print_json(value: Any) -> None:
     sys.stdout.flush()
 
 
-def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
+class Rows(Table):
+    """A table whose cells are plain text: what is in them may come from anybody, and brackets are no markup there. Colour: `coloured`."""
+
+    def add_row(self, *cells: str | Text) -> None:  # type: ignore[override]
+        super().add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
+
+
+def coloured(text: str, wanted: bool = True) -> Text:
+    """A cell that is to be seen, if `wanted`."""
+    return Text(text, style="yellow" if wanted else "")
+
+
+def table(*columns: str, right: tuple[str, ...] = ()) -> Rows:
     """An empty table; the columns named in `right` hold numbers."""
-    made = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    made = Rows(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     for column in columns:
         made.add_column(column, justify="right" if column in right else "left", overflow="fold")
     return made

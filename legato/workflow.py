@@ -12,6 +12,8 @@ is asked for again. Values that `record` keeps lie in the log under their names,
 """
 
 import asyncio
+import json
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
@@ -19,17 +21,16 @@ from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 import msgspec
 
 from legato.outcome import NotEnded, Result, StepError
-from legato.request import StepRequest, checked_id, refusal, to_submission
+from legato.request import StepRequest, refusal, to_submission
 from shared.contracts import subjects
 from shared.contracts.catalogue import KIND
 from shared.contracts.envelope import Message
-from shared.contracts.ids import MessageId, StepId, WorkflowId
+from shared.contracts.ids import MessageId, StepId, WorkflowId, is_subject_token
 from shared.contracts.outcomes import Reason
 from shared.contracts.output import Output
 from shared.contracts.steps import StepState, Submission
 from shared.contracts.streams import OUT, STEPS
 from shared.contracts.workflows import (
-    PARTS_MAX,
     ValueFound,
     ValueRecorded,
     WorkflowClosed,
@@ -48,8 +49,10 @@ from shared.runtime.publisher import WrongLastSequence
 if TYPE_CHECKING:
     from legato.client import Client, Step
 
+DEADLINE_MAX_S = 10 * 365 * 86_400.0
 RECORD_PATIENCE_S = 60.0  # for the workflow service, or its Postgres, to come back
 RECORD_AGAIN_S = 0.5
+TIMEOUT_MAX_MS = 3_600_000  # what a fleet grants by default; with more time left, a step has the fleet's own limit
 TRIES_MAX = 100  # of one step over all runs of the program
 
 ValueT = TypeVar("ValueT")
@@ -129,32 +132,30 @@ class Workflow:
             await step.close()
 
     async def record(self, name: str, act: Callable[[str], Awaitable[ValueT]]) -> ValueT:
-        """What `act` gave when it was first done, in this run or an earlier one; what it gives must be JSON.
+        """What `act` gave when it was first done, in this run or an earlier one, as JSON has it: a tuple is a list, and keys are strings.
 
         `act` gets an idempotency key, always the same for this name: it is done at least once, and a crash between doing and recording
         makes the next run do it again. Raises what `act` raises (then nothing is recorded), WorkflowError, StoreError.
         """
-        token = name_token(name)
+        token = name_token(_checked_name(name))
         known = await self._value(name, token)
         if known is not None:
-            return known.value  # type: ignore[no-any-return]
-        self._check_open()
+            return msgspec.json.decode(known)  # type: ignore[no-any-return]
+        await self._check_open()
         value = await act(f"{self.id}.{token}")
-        fact = ValueRecorded(id=_new_id(), workflow=self.id, time_ns=now_ns(), name=name, token=token, value=value)
-        try:
-            first = await self._first(fact)
-        except TypeError as error:
-            raise WorkflowError(f"what {name!r} gave cannot be recorded, it is no JSON: {error}") from error
-        return first.value  # type: ignore[no-any-return]
+        fact = ValueRecorded(id=_new_id(), workflow=self.id, time_ns=now_ns(), name=name, token=token, value=_as_json(name, value))
+        first = await self._first(fact)
+        return msgspec.json.decode(first.value)  # type: ignore[no-any-return]
 
     async def complete(self, *, success: bool = True, score: float | None = None, why: str = "") -> None:
         """Say how it ended. Once: a second time it must be the same. Raises WorkflowError."""
+        if score is not None and not math.isfinite(score):
+            raise refusal("a score is a finite number", "score")
         fact = WorkflowClosed(id=_new_id(), workflow=self.id, time_ns=now_ns(), success=success, score=score, why=why)
         first = await self._first(fact)
         if (first.success, first.score, first.why) != (success, score, why):
             raise WorkflowError(f"workflow {self.id} has ended already ({'success' if first.success else 'failure'}: {first.why or '-'})")
-        state = WorkflowState.SUCCEEDED if success else WorkflowState.FAILED
-        self._record = msgspec.structs.replace(self._record, state=state)
+        self._close(success)
 
     async def cancel(self, why: str = "") -> int:
         """Cancel the steps that run now; how many. The workflow itself stays open."""
@@ -167,18 +168,16 @@ class Workflow:
     # --- steps ---------------------------------------------------------------------------------------------------------------
 
     async def _begun(self, name: str, request: StepRequest) -> "Step | Result":
-        if not 1 <= len(name) <= 256:
-            raise refusal("a step's name has 1 to 256 characters", "name")
-        asked: StepRequest = {**request, "workflow": self.id, "step_key": name}
+        asked: StepRequest = {**request, "workflow": self.id, "step_key": _checked_name(name)}
         submission = to_submission(asked, self._client.key)
         step, status = await self._next_try(name, submission)
         if status is StepState.SUCCEEDED:
             return await self._client.result(step)
         if status is not None:
             return await self._client.step(step)
-        self._check_open()
+        await self._check_open()
         remaining_ms = self._remaining_ms()
-        if remaining_ms is not None:
+        if remaining_ms is not None and min(remaining_ms, request.get("timeout_ms") or remaining_ms) <= TIMEOUT_MAX_MS:
             asked["timeout_ms"] = min(remaining_ms, request.get("timeout_ms") or remaining_ms)
         asked["step_id"] = step
         begun, new = await self._client.submit_once(asked)
@@ -196,7 +195,8 @@ class Workflow:
         for number in range(1, TRIES_MAX + 1):
             candidate = step_id(self._client.key, self.id, name, number)
             known = await self._known(candidate)
-            if known is None:
+            if known is None:  # it may be under way all the same, in another run, without a token yet
+                await self._compare(name, candidate, submission)
                 return candidate, None
             if known.input and known.input != fingerprint(submission):
                 raise InputChanged(name, await self._changed(candidate, submission))
@@ -248,35 +248,58 @@ class Workflow:
             raise WorkflowError(f"the deadline of workflow {self.id} has passed")
         return remaining_ms
 
-    def _check_open(self) -> None:
-        if self._record.state in (WorkflowState.SUCCEEDED, WorkflowState.FAILED):
+    async def _check_open(self) -> None:
+        """Also whether another run has ended it meanwhile."""
+        if self._record.state is WorkflowState.OPEN:
+            closed = await self._stored(WorkflowClosed, "closed")
+            if closed is not None:
+                self._close(closed.success)
+        if self._record.state is not WorkflowState.OPEN:
             raise WorkflowError(f"workflow {self.id} has ended ({self._record.state}): it does nothing new; what it did can still be read")
+
+    def _close(self, success: bool) -> None:
+        self._record = msgspec.structs.replace(self._record, state=WorkflowState.SUCCEEDED if success else WorkflowState.FAILED)
 
     # --- facts ---------------------------------------------------------------------------------------------------------------
 
     async def _first(self, fact: FactT) -> FactT:
-        """Store a fact unless there is one of its kind and name; the one that is stored."""
-        subject, bus = KIND[type(fact)].subject(fact), self._client.bus
+        """Store a fact unless there is one of its kind and name; the one that is stored. Raises Refused for one that cannot be."""
+        subject, kind = KIND[type(fact)].subject(fact), type(fact)
         try:
-            await (await bus.store(subject, ENCODER.encode(fact), msg_id=fact.id, expect_last=0))
+            data = ENCODER.encode(fact)
+            msgspec.json.decode(data, type=kind)
+        except (msgspec.ValidationError, TypeError, UnicodeError, RecursionError, OverflowError) as error:
+            raise refusal(f"this cannot be said of a workflow: {error}") from error
+        try:
+            await (await self._client.bus.store(subject, data, msg_id=fact.id, expect_last=0))
         except WrongLastSequence:
-            record = await bus.last(STEPS.name, subject)
-            if record is None:
+            stored = await self._stored(kind, subject.split(".", 3)[3])
+            if stored is None:
                 raise
-            return msgspec.json.decode(record.data, type=type(fact))
+            return stored
         return fact
 
-    async def _value(self, name: str, token: str) -> ValueFound | None:
+    async def _stored(self, kind: type[FactT], event: str) -> FactT | None:
+        """What the log has of it. Raises WorkflowError where that is no such fact."""
+        record = await self._client.bus.last(STEPS.name, subjects.workflow_event(self.id, event))
+        if record is None:
+            return None
+        try:
+            return msgspec.json.decode(record.data, type=kind)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise WorkflowError(f"{record.subject} holds what no program of ours said: {error}") from error
+
+    async def _value(self, name: str, token: str) -> msgspec.Raw | None:
         """From the log, where the newest are, else from Postgres, which keeps them for good."""
-        record = await self._client.bus.last(STEPS.name, subjects.workflow_event(self.id, f"value.{token}"))
-        if record is not None:
-            return ValueFound(found=True, value=msgspec.json.decode(record.data, type=ValueRecorded).value)
-        if name not in self._record.values and len(self._record.values) < PARTS_MAX:
+        stored = await self._stored(ValueRecorded, f"value.{token}")
+        if stored is not None:
+            return stored.value
+        if name not in self._record.values and len(self._record.values) >= self._record.value_count:
             return None
         answer = await self._client.ask(subjects.query_value(self.id, token), ValueFound)
         if answer is None or answer.problem is not None:
             raise NotEnded(f"the value {name!r} of workflow {self.id} cannot be read now")
-        return answer if answer.found else None
+        return answer.value if answer.found else None
 
     async def _recorded(self) -> WorkflowRecord:
         """What Postgres has; waits while it is away. Raises NotEnded."""
@@ -292,17 +315,40 @@ class Workflow:
 
 
 def opening(workflow: str, kind: str, key: str, deadline_s: float | None, steps_planned: int) -> WorkflowOpened:
-    """What a program says first. Raises Refused for an id that cannot be."""
+    """What a program says first. Raises Refused for what cannot be."""
+    if not is_subject_token(workflow):
+        raise refusal(f"a workflow's id is 1 to 128 letters, digits, - and _; {workflow!r} is not", "id")
+    if deadline_s is not None and not 0 <= deadline_s <= DEADLINE_MAX_S:
+        raise refusal(f"a deadline lies within {DEADLINE_MAX_S:.0f} s, not in {deadline_s} s", "deadline_s")
     now = now_ns()
     return WorkflowOpened(
         id=_new_id(),
-        workflow=WorkflowId(checked_id(workflow)),
+        workflow=WorkflowId(workflow),
         time_ns=now,
         kind=kind[:128],
         key=key,
         deadline_ns=now + int(deadline_s * 1e9) if deadline_s is not None else 0,
         steps_planned=steps_planned,
     )
+
+
+def _checked_name(name: str) -> str:
+    """Of a step or a value."""
+    if not 1 <= len(name) <= 256 or "\0" in name:
+        raise refusal(f"a name has 1 to 256 characters, and no NUL; {name[:50]!r} is not one", "name")
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise refusal(f"a name is Unicode text: {error.reason}", "name") from error
+    return name
+
+
+def _as_json(name: str, value: object) -> msgspec.Raw:
+    """By the standard library, which says what is none: msgspec writes NaN as null, and bytes as text."""
+    try:
+        return msgspec.Raw(json.dumps(value, allow_nan=False, ensure_ascii=False).encode())
+    except (TypeError, ValueError, RecursionError) as error:
+        raise WorkflowError(f"what {name!r} gave cannot be recorded, it is no JSON: {error}") from error
 
 
 def _new_id() -> MessageId:

@@ -3,9 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+from rich.text import Text
+
 from legato.addresses import DATA, running_in
 from legato.commands.options import Data, Json, Nats, connected, finish
-from legato.console import out, print_json, say, table
+from legato.console import coloured, out, print_json, say, table
 from legato.processes import ask
 from shared.runtime.admin import ProcessStatus
 
@@ -43,14 +45,14 @@ async def _status(json: bool, nats: str, data: Path) -> None:
         say(f"no answer from {', '.join(silent)}; their logs are in {data / 'logs'}")
 
 
-def _row(answer: ProcessStatus) -> list[str]:
+def _row(answer: ProcessStatus) -> list[str | Text]:
     details: dict[str, Any] = dict(answer.details)
     role = str(details.pop("role", ""))
     return [
         answer.service,
         answer.instance,
         str(answer.pid),
-        "yes" if answer.ready else "[yellow]no[/]",
+        coloured("yes" if answer.ready else "no", not answer.ready),
         role or "-",
         f"{answer.rss_bytes / MIB:.0f} MiB",
         f"{answer.cpu_s:.1f} s",

@@ -4,10 +4,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from legato.addresses import DATA
 from legato.commands.options import Data, Json, Nats, connected, finish
-from legato.console import out, print_json, say, table
+from legato.console import coloured, out, print_json, say, table
 from legato.history import Happening, read_history
 from legato.request import checked_id
 from shared.core.errors import LegatoError
@@ -42,6 +43,5 @@ async def _timeline(step: str, json: bool, nats: str, data: Path) -> None:
     say(f"the state behind a decision: legato replay scheduler --at {step}")
 
 
-def _coloured(happening: Happening) -> str:
-    bad = ("refused", "revoked", "closed", "cancel")
-    return f"[yellow]{happening.what}[/]" if happening.what.startswith(bad) else happening.what
+def _coloured(happening: Happening) -> Text:
+    return coloured(happening.what, happening.what.startswith(("refused", "revoked", "closed", "cancel")))

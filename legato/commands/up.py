@@ -126,7 +126,7 @@ def _print_addresses(fleet: Fleet, served: list[Served], seconds: float) -> None
     if running.http:
         out.print(f"  HTTP      {running.http}/v1", soft_wrap=True)
     for each in served:
-        out.print(f"  Model     {each.name}  ({', '.join(each.engines)}, {len(each.workers)} worker(s))", soft_wrap=True)
+        out.print(f"  Model     {each.name}  ({', '.join(each.engines)}, {len(each.workers)} worker(s))", soft_wrap=True, markup=False)
     if served:
         out.print("\nTry, from another shell in this directory:\n", style="bold")
         for line in _examples(shown(running.nats), running.http, served[0]):

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from legato.addresses import DATA
 from legato.client import Client
 from legato.commands.options import Data, Json, Nats, connected_client, finish
-from legato.console import out, print_json, say, table
+from legato.console import coloured, out, print_json, say, table
 from legato.request import checked_id
 from shared.contracts import subjects
 from shared.contracts.ids import WorkflowId
@@ -93,12 +94,12 @@ async def _show(workflow_id: str, json: bool, nats: str, data: Path) -> None:
     if json:
         print_json(record)
         return
-    about = [f"{record.workflow} ({record.kind or 'no kind'}): {_state(record)}", f"opened {_time(record.opened_ns)}"]
+    about = [f"{record.workflow} ({record.kind or 'no kind'}): {record.state}", f"opened {_time(record.opened_ns)}"]
     if record.deadline_ns:
         about.append(f"deadline {_time(record.deadline_ns)}")
     if record.closed_ns:
         about.append(f"ended {_time(record.closed_ns)}" + (f", score {record.score:g}" if record.score is not None else ""))
-    out.print(", ".join(about) + (f": {record.why}" if record.why else ""))
+    out.print(", ".join(about) + (f": {record.why}" if record.why else ""), markup=False)
     rows = table("STEP", "STATE", "MODEL", "ATTEMPTS", *TOKENS, "S", "ID", right=("ATTEMPTS", *TOKENS, "S"))
     for each in record.steps:
         rows.add_row(*_row(each))
@@ -132,15 +133,15 @@ async def _recorded(client: Client, workflow_id: str) -> WorkflowRecord:
     return record
 
 
-def _row(step: WorkflowStep) -> list[str]:
+def _row(step: WorkflowStep) -> list[str | Text]:
     took = f"{(step.settled_ns - step.accepted_ns) / 1e9:.1f}" if step.settled_ns else "-"
     counts = [str(number) for number in (step.attempts, step.usage.prompt_tokens, step.usage.cached_tokens, step.usage.output_tokens)]
-    status = step.status if step.problem is None else f"[yellow]{step.status}: {step.problem.reason}[/]"
+    status = coloured(step.status if step.problem is None else f"{step.status}: {step.problem.reason}", step.problem is not None)
     return [step.name or "-", status, step.model, *counts, took, step.step]
 
 
-def _state(record: WorkflowRecord) -> str:
-    return f"[yellow]{record.state}[/]" if record.state is WorkflowState.FAILED else record.state
+def _state(record: WorkflowRecord) -> Text:
+    return coloured(record.state, record.state is WorkflowState.FAILED)
 
 
 def _time(time_ns: int) -> str:

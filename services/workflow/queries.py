@@ -16,7 +16,7 @@ from shared.contracts.costs import CostReport
 from shared.contracts.ids import StepId, WorkflowId, is_subject_token
 from shared.contracts.outcomes import Problem, Reason
 from shared.contracts.steps import StepRecord, StepState
-from shared.contracts.workflows import ValueFound, WorkflowList, WorkflowRecord, WorkflowState
+from shared.contracts.workflows import NOTHING, ValueFound, WorkflowList, WorkflowRecord, WorkflowState
 from shared.core.machine import ENCODER
 from shared.runtime.bus import Bus
 from shared.runtime.db import is_retryable
@@ -70,7 +70,16 @@ class Queries:
         absent = WorkflowRecord(workflow=workflow, state=WorkflowState.UNKNOWN, problem=NO_WORKFLOW)
         if not is_subject_token(workflow):
             return absent
-        return await _found(self._workflows.get(workflow), absent)
+        return self._fitting(await _found(self._workflows.get(workflow), absent))
+
+    def _fitting(self, record: WorkflowRecord) -> WorkflowRecord:
+        """With as many of its newest parts as one message holds; the counts say how many there are."""
+        while len(ENCODER.encode(record)) > self._bus.publisher.message_bytes_max and (record.steps or record.values):
+            steps, values = record.steps, record.values
+            record = msgspec.structs.replace(record, steps=steps[-(len(steps) // 2) :], values=values[-(len(values) // 2) :])
+            if len(steps) < 2 and len(values) < 2:
+                record = msgspec.structs.replace(record, steps=[], values=[])
+        return record
 
     async def _list(self, msg: Msg) -> WorkflowList:
         async def read() -> WorkflowList:
@@ -85,8 +94,8 @@ class Queries:
     async def _value(self, msg: Msg) -> ValueFound:
         workflow, token = msg.subject.split(".")[3:5]
         if not (is_subject_token(workflow) and is_subject_token(token)):
-            return ValueFound(found=False)
-        return await _found(self._workflows.value(WorkflowId(workflow), token), ValueFound(found=False))
+            return ValueFound(found=False, value=NOTHING)
+        return await _found(self._workflows.value(WorkflowId(workflow), token), ValueFound(found=False, value=NOTHING))
 
 
 def _number(data: bytes, otherwise: int) -> int:

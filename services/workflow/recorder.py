@@ -19,11 +19,14 @@ from services.workflow.patience import Patience
 from services.workflow.state import Changes
 from services.workflow.store import Position, Store
 from shared.contracts import subjects
+from shared.contracts.catalogue import KIND
 from shared.contracts.envelope import Message
-from shared.contracts.ids import StepId
+from shared.contracts.ids import StepId, is_subject_token
 from shared.contracts.journal import DeadLetter
 from shared.contracts.steps import StepClosed
 from shared.contracts.streams import STEPS
+from shared.contracts.workflows import ValueRecorded, WorkflowClosed, WorkflowOpened
+from shared.core.inputs import name_token
 from shared.core.machine import ENCODER
 from shared.core.reading import NoMessage, read
 from shared.runtime.bus import Bus
@@ -39,7 +42,7 @@ DEAD_DATA_MAX = 64 * 1024
 ERROR_CHARS_MAX = 1024  # Postgres quotes the values that it cannot take
 
 # A value that Postgres will never take, such as a number beyond its type: only then is an event to blame, and not the database.
-UNWRITABLE = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError)
+UNWRITABLE = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, RecursionError, UnicodeError)
 
 
 class Recorder:
@@ -96,7 +99,7 @@ class Recorder:
         events: list[Message] = []
         for record in records:
             try:
-                events.append(read(self._decoder, record.data))
+                events.append(_placed(read(self._decoder, record.data), record.subject))
             except NoMessage as error:
                 await self._park(record, str(error))
         closings = {index: event for index, event in enumerate(events) if isinstance(event, StepClosed)}
@@ -149,6 +152,16 @@ class Recorder:
             time_ns=now_ns(),
         )
         await (await self._bus.store(subjects.dead("workflow"), ENCODER.encode(letter), msg_id=f"workflow.dead.{record.seq}"))
+
+
+def _placed(event: Message, subject: str) -> Message:
+    """A fact about a workflow, if it is one about the workflow, and of the name, that its subject says. Raises NoMessage."""
+    if isinstance(event, WorkflowOpened | ValueRecorded | WorkflowClosed):
+        if isinstance(event, ValueRecorded) and event.token != name_token(event.name):
+            raise NoMessage(f"{event.token!r} is not the token of {event.name!r}")
+        if not is_subject_token(event.workflow) or KIND[type(event)].subject(event) != subject:
+            raise NoMessage(f"it is about workflow {event.workflow[:100]!r}, its subject is {subject[:200]}")
+    return event
 
 
 def _portions(records: Sequence[Record], bytes_max: int) -> Iterator[Sequence[Record]]:

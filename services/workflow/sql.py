@@ -107,7 +107,8 @@ FROM unnest($1::text[], $2::boolean[], $3::float8[], $4::text[], $5::bigint[]) A
 WHERE w.workflow = t.workflow AND w.closed_ns = 0"""
 
 _WORKFLOW_COLUMNS = """
-SELECT w.*, s.tenant, coalesce(s.steps, 0) AS step_count, coalesce(s.prompt_tokens, 0) AS prompt_tokens,
+SELECT w.*, s.tenant, coalesce(s.steps, 0) AS step_count,
+       (SELECT count(*) FROM workflow_values v WHERE v.workflow = w.workflow) AS value_count, coalesce(s.prompt_tokens, 0) AS prompt_tokens,
        coalesce(s.cached_tokens, 0) AS cached_tokens, coalesce(s.output_tokens, 0) AS output_tokens
 FROM {workflows} w LEFT JOIN LATERAL (
     SELECT min(tenant) AS tenant, count(*) AS steps, sum(prompt_tokens)::bigint AS prompt_tokens,

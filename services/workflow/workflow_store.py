@@ -11,6 +11,7 @@ from shared.contracts.ids import TenantId, WorkflowId
 from shared.contracts.outcomes import Problem, Usage
 from shared.contracts.steps import StepState
 from shared.contracts.workflows import (
+    NOTHING,
     PARTS_MAX,
     ValueFound,
     ValueRecorded,
@@ -60,7 +61,7 @@ class WorkflowReader:
     async def value(self, workflow: WorkflowId, token: str) -> ValueFound:
         """What was recorded under a name."""
         row = await self._pool.fetchrow(sql.VALUE, workflow, token)
-        return ValueFound(found=False) if row is None else ValueFound(found=True, value=msgspec.json.decode(row["value"]))
+        return ValueFound(found=False, value=NOTHING) if row is None else ValueFound(found=True, value=msgspec.Raw(row["value"]))
 
 
 def _columns(rows: Any) -> list[list[Any]]:
@@ -76,7 +77,7 @@ def _opened(m: WorkflowOpened) -> Sequence[Any]:
 
 
 def _recorded(m: ValueRecorded) -> Sequence[Any]:
-    return _plain(m.workflow), _plain(m.token), _plain(m.name), msgspec.json.encode(m.value), m.time_ns
+    return _plain(m.workflow), _plain(m.token), _plain(m.name), bytes(m.value), m.time_ns
 
 
 def _closed(m: WorkflowClosed) -> Sequence[Any]:
@@ -102,6 +103,7 @@ def _record(row: Row) -> WorkflowRecord:
         score=row["score"],
         why=row["why"],
         step_count=row["step_count"],
+        value_count=row["value_count"],
         usage=_usage(row),
     )
 

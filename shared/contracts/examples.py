@@ -125,6 +125,7 @@ WORKFLOW_RECORD = workflows.WorkflowRecord(
             problem=PROBLEM,
         )
     ],
+    value_count=1,
     values=["fetch"],
     usage=USAGE,
     problem=PROBLEM,
@@ -201,7 +202,7 @@ DOORS: tuple[msgspec.Struct, ...] = (
         since_ns=NOW_NS,
         problem=PROBLEM,
     ),
-    workflows.ValueFound(found=True, value={"status": 200}, problem=PROBLEM),
+    workflows.ValueFound(found=True, value=msgspec.Raw(b'{"status":200}'), problem=PROBLEM),
 )
 
 MESSAGES: tuple[msgspec.Struct, ...] = (
@@ -306,7 +307,7 @@ MESSAGES: tuple[msgspec.Struct, ...] = (
         deadline_ns=NOW_NS + 600_000_000_000,
         steps_planned=12,
     ),
-    workflows.ValueRecorded(**_about(24, "client"), name="fetch", token=SHA256[:32], value={"status": 200}),
+    workflows.ValueRecorded(**_about(24, "client"), name="fetch", token=SHA256[:32], value=msgspec.Raw(b'{"status":200}')),
     workflows.WorkflowClosed(**_about(25, "client"), success=True, score=0.9, why="reviewed"),
     journal.JournalOpened(
         **_about(20, "scheduler"), service="scheduler", partition=CELL, epoch=3, after=41, config=msgspec.Raw(b'{"queue_max":4096}')

@@ -5,7 +5,7 @@ sender expects none): whoever comes later, such as the same program after a cras
 """
 
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -20,13 +20,16 @@ PARTS_MAX = 2_000  # steps, and names of values, in one WorkflowRecord: it must 
 Key = Annotated[str, Meta(min_length=1, max_length=256)]  # of a step or a value within its workflow, chosen by the program
 
 
+NOTHING = msgspec.Raw(b"null")
+
+
 class WorkflowOpened(Message, frozen=True, kw_only=True, tag="workflow.opened"):
     """A program has begun. `workflow` names it; `key` is that of its submissions (`sha256:…`): nobody with another one goes on with it."""
 
     kind: Annotated[str, Meta(max_length=128)] = ""  # what sort of work it is, for people and for statistics
     key: Annotated[str, Meta(max_length=128)] = ""
-    deadline_ns: int = 0  # 0: none
-    steps_planned: Annotated[int, Meta(ge=0)] = 0  # 0: not known
+    deadline_ns: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0  # 0: none
+    steps_planned: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0  # 0: not known
 
 
 class ValueRecorded(Message, frozen=True, kw_only=True, tag="workflow.value"):
@@ -34,7 +37,7 @@ class ValueRecorded(Message, frozen=True, kw_only=True, tag="workflow.value"):
 
     name: Key
     token: Annotated[str, Meta(min_length=1, max_length=64)]  # the name as one token of a subject (shared/core/inputs.py)
-    value: Any = None
+    value: msgspec.Raw  # kept as it came: nobody here needs to look into it
 
 
 class WorkflowClosed(Message, frozen=True, kw_only=True, tag="workflow.closed"):
@@ -85,7 +88,8 @@ class WorkflowRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     score: float | None = None
     why: str = ""
     step_count: int = 0
-    steps: list[WorkflowStep] = []  # the newest PARTS_MAX
+    steps: list[WorkflowStep] = []  # the newest PARTS_MAX, or fewer where they would not fit a message
+    value_count: int = 0
     values: list[str] = []  # likewise
     usage: Usage = Usage()  # of all steps
     problem: Problem | None = None
@@ -102,5 +106,5 @@ class ValueFound(msgspec.Struct, frozen=True, kw_only=True):
     """The answer on `legato.query.value.<workflow>.<token>`: whether there is such a value, and what it is."""
 
     found: bool
-    value: Any = None
+    value: msgspec.Raw
     problem: Problem | None = None

@@ -25,6 +25,7 @@ from shared.drivers.sending import send
 from shared.runtime.bus import Bus
 from shared.runtime.clock import now_ns
 from shared.runtime.cursor import Cursor, Record, Source
+from shared.runtime.publisher import Ack
 from shared.runtime.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ BATCH_MAX = 32  # of each source, between two looks at the others
 PREPARING_MAX = 64  # of each source at once
 LIVE_MAX = 65_536  # unstored messages that wait; what comes beyond is dropped, as NATS itself may drop them
 LIVE_BYTES_MAX = 256 * 2**20
+LIVE_LETTERS_PER_S = 20  # of unreadable live messages; of more, only their number is kept
 WAIT_MIN_S = 0.0005  # a machine whose wake time stays in the past cannot spin
 DEAD_DATA_MAX = 64 * 1024
 ERROR_CHARS_MAX = 1024
@@ -99,6 +101,7 @@ class Inputs:
         self._live: deque[tuple[str, bytes]] = deque()
         self._live_bytes = 0
         self._dropping = False
+        self._letters, self._letters_since = 0, 0.0
         self._feeds: list[_Feed] = []
         self._subscriptions: list[Subscription] = []
         self._alarm: asyncio.TimerHandle | None = None
@@ -157,13 +160,15 @@ class Inputs:
 
     async def _collect(self) -> list[Arrived]:
         batch: list[Arrived] = []
-        while self._live and len(batch) < BATCH_MAX:
+        for _ in range(min(BATCH_MAX, len(self._live))):
             subject, data = self._live.popleft()
             self._live_bytes -= len(data)
             try:
                 batch.append(Arrived("", read(self._decoder, data), data))
             except NoMessage as error:
-                await self.park(subject, "", data, str(error))
+                await self._park_live(subject, data, str(error))
+        if self._live:
+            self._arrived.set()
         for feed in self._feeds:
             await self._collect_from(feed, batch)
         return batch
@@ -179,6 +184,16 @@ class Inputs:
         self._live.append((subject, data))
         self._live_bytes += len(data)
         self._arrived.set()
+
+    async def _park_live(self, subject: str, data: bytes, error: str) -> None:
+        """Nobody waits until it is stored, and of many at once only some are: they are not lost inputs, but noise that anybody can make."""
+        self._telemetry.count("live_unreadable")
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._letters_since >= 1.0:
+            self._letters_since, self._letters = now_s, 0
+        self._letters += 1
+        if self._letters <= LIVE_LETTERS_PER_S:
+            await self._letter(subject, "", data, error)
 
     # --- stored messages -----------------------------------------------------------------------------------------------------
 
@@ -238,11 +253,14 @@ class Inputs:
 
     async def park(self, subject: str, source: str, data: bytes, error: str) -> None:
         """Put an input aside, with the reason, where a person finds it. Raises StoreError."""
+        await (await self._letter(subject, source, data, error))
+
+    async def _letter(self, subject: str, source: str, data: bytes, error: str) -> asyncio.Future[Ack]:
         log.warning("input parked", extra={"subject": subject, "error": error})
         self._telemetry.count("dead_letters")
         text, error = data[:DEAD_DATA_MAX].decode("utf-8", "replace"), error[:ERROR_CHARS_MAX]
         letter = DeadLetter(service=self._service, subject=subject, source=source, error=error, data=text, time_ns=now_ns())
-        await (await self._bus.store(subjects.dead(self._service), ENCODER.encode(letter)))
+        return await self._bus.store(subjects.dead(self._service), ENCODER.encode(letter))
 
 
 def _place(record: Record) -> str:

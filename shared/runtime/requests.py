@@ -31,13 +31,15 @@ class Requests:
         self._open: dict[str, tuple[asyncio.Future[Answer], float]] = {}  # and when it is given up
         self._count = 0
         self._sweeper: asyncio.Task[None] | None = None
+        self._stopped = False
 
     async def start(self) -> None:
         await self._client.listen(f"{self._prefix}.*", self._on_answer)
         self._sweeper = asyncio.create_task(self._sweep(), name="requests-sweep")
 
     async def stop(self) -> None:
-        """Whoever still waits gets TimeoutError."""
+        """Whoever still waits, and whoever asks from now on, gets TimeoutError."""
+        self._stopped = True
         if self._sweeper is not None:
             self._sweeper.cancel()
             await asyncio.gather(self._sweeper, return_exceptions=True)
@@ -45,6 +47,8 @@ class Requests:
 
     async def ask(self, subject: str, data: bytes) -> Answer:
         """The answer. Raises TimeoutError after TIMEOUT_S or a little later, nats.errors.NoRespondersError, nats.errors.Error."""
+        if self._stopped:
+            raise TimeoutError("the connection is being closed")
         self._count += 1
         reply = f"{self._prefix}.{self._count}"
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
