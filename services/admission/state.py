@@ -13,6 +13,7 @@ from shared.core import catalogue, limits
 from shared.core.catalogue import Catalogue
 
 SETTLED_KEPT = 8_192  # ids of settled steps that are still recognised when submitted again, and as many of refused ones
+REMEMBERED_NS = 20 * 3_600_000_000_000  # and so long: less than their outputs are kept, for whoever submits one again reads its output
 GRACE_NS = 60_000_000_000  # after its deadline a step is forgotten, should its settlement never come
 SWEEP_NS = 5_000_000_000
 
@@ -110,6 +111,7 @@ def _settled(state: State, event: StepSettled, now_ns: int) -> None:
 
 
 def _remember(table: dict[StepId, int], step: StepId, now_ns: int) -> None:
+    table.pop(step, None)
     table[step] = now_ns
     if len(table) > SETTLED_KEPT:
         del table[next(iter(table))]
@@ -134,4 +136,7 @@ def _sweep(state: State, now_ns: int) -> None:
     for tenant, use in list(state.tenants.items()):
         if not use.running and now_ns >= max(use.requests_full_ns, use.tokens_full_ns):
             del state.tenants[tenant]
+    for table in (state.settled, state.refused):
+        while table and now_ns - table[first := next(iter(table))] > REMEMBERED_NS:
+            del table[first]
     catalogue.expire(state.fleet, now_ns)

@@ -50,18 +50,18 @@ class Prompts:
     async def tokens(self, dispatch: StepDispatched, stopped: Callable[[], bool]) -> list[int] | None:
         """The prompt's tokens, None when they are lost, [] once the attempt is `stopped`. They may be stored a little after the admission,
         when its sender had to repeat. Raises BusError; may be called again then."""
-        data = self._take(dispatch.step) or await self._arrival(dispatch.step)
-        while not data:
+        handed = _tokens(self._take(dispatch.step) or await self._arrival(dispatch.step))
+        if handed and len(handed) == (dispatch.job.prompt_tokens or len(handed)):
+            return handed
+        while True:
             record = await self._bus.last(PROMPTS.name, subjects.prompt(dispatch.step))
             if record is not None:
-                data = record.data
-            elif now_ns() > dispatch.job.accepted_ns + DUE_NS:
+                return _tokens(record.data)
+            if now_ns() > dispatch.job.accepted_ns + DUE_NS:
                 return None
-            elif stopped():
+            if stopped():
                 return []
-            else:
-                await asyncio.sleep(FETCH_AGAIN_S)
-        return _DECODER.decode(data).tokens
+            await asyncio.sleep(FETCH_AGAIN_S)
 
     async def _arrival(self, step: StepId) -> bytes:
         """What the server sends; empty when it does not come, or not in time."""
@@ -76,8 +76,9 @@ class Prompts:
                 del self._awaited[step]
 
     def _on_prompt(self, subject: str, _: str, data: bytes, headers: bytes) -> None:
-        step = StepId(subject.rpartition(".")[2])
-        stored = data if read_headers(headers).get("Nats-Stream") == PROMPTS.name else b""  # not: there is none
+        step, about = StepId(subject.rpartition(".")[2]), read_headers(headers)
+        sent_by_the_stream = about.get("Nats-Stream") == PROMPTS.name and about.get("Nats-Subject") == subjects.prompt(step)
+        stored = data if sent_by_the_stream else b""  # not: there is none, or somebody else sent it
         future = self._awaited.get(step)
         if future is not None:
             if not future.done():
@@ -96,6 +97,14 @@ class Prompts:
         data = self._kept.pop(step, b"")
         self._kept_bytes -= len(data)
         return data
+
+
+def _tokens(data: bytes) -> list[int] | None:
+    """None where the bytes are no prompt: that is for the stream to say."""
+    try:
+        return _DECODER.decode(data).tokens if data else None
+    except (msgspec.DecodeError, RecursionError):
+        return None
 
 
 def _give_up(future: asyncio.Future[bytes]) -> None:

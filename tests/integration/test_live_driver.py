@@ -18,7 +18,7 @@ from shared.contracts.output import End, Output
 from shared.contracts.steps import CancelRequested
 from shared.contracts.streams import DEAD, JOURNAL, LEASES_BUCKET, OUT, SNAPSHOTS_BUCKET, STEPS
 from shared.core.machine import ENCODER, Machine
-from shared.drivers.inputs import PREPARING_MAX, Wiring
+from shared.drivers.inputs import LIVE_LETTERS_PER_S, PREPARING_MAX, Wiring
 from shared.drivers.journal import Reader, Snapshot
 from shared.drivers.live import LiveDriver
 from shared.drivers.replay import Replay
@@ -184,6 +184,17 @@ async def test_inputs_that_take_time_to_prepare_are_decided_in_their_order_with_
         last = 3 * PREPARING_MAX - 1
         texts = [(await answers(bus, f"{partition}s{number}"))[0].text for number in (1, 2, last // 2, last)]
     assert texts == ["hello 2", "hello 3", f"hello {last // 2 + 1}", f"hello {last + 1}"]
+
+
+async def test_noise_on_live_subjects_holds_nobody_up_and_is_parked_in_part(bus: Bus, partition: str) -> None:
+    wiring = Wiring(sources=[Source(stream=STEPS.name, subjects=("legato.cancel.*",))], live=[f"noise.{partition}"])
+    async with driven(bus, partition, wiring=wiring):
+        for _ in range(5_000):
+            await bus.publish(f"noise.{partition}", b"garbage")
+        await send(bus, f"{partition}a")
+        assert (await answers(bus, f"{partition}a"))[0].text == "hello 1"
+    letters = (await bus.js.stream_info(DEAD.name)).state.messages
+    assert 1 <= letters <= 10 * LIVE_LETTERS_PER_S
 
 
 async def test_what_cannot_be_read_is_parked_with_the_reason(bus: Bus, partition: str) -> None:

@@ -43,10 +43,12 @@ class Rig:
         await (await self.bus.store(subjects.prompt(step), ENCODER.encode(prompt)))
         return step
 
-    async def dispatch(self, step: StepId, attempt: int = 1, max_tokens: int = 40, accepted_ns: int = 0, **sampling: object) -> None:
+    async def dispatch(  # what a dispatch says
+        self, step: StepId, attempt: int = 1, max_tokens: int = 40, accepted_ns: int = 0, prompt_tokens: int = 0, **sampling: object
+    ) -> None:
         job = Job(
             model=ModelName("sim-small"),
-            prompt_tokens=0,
+            prompt_tokens=prompt_tokens,
             max_tokens=max_tokens,
             sampling=msgspec.convert(sampling, Sampling),
             accepted_ns=accepted_ns,
