@@ -32,9 +32,8 @@ class SglangConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def unsupported_sampling(config: SglangConfig) -> list[str]:
-    """Sampling fields that this engine must not be given: min_p kills a deterministic SGLang; min_tokens needs SGLang to load
-    the tokenizer, which Legato spares it."""
-    return ["min_p", "min_tokens"] if config.deterministic else ["min_tokens"]
+    """Sampling fields that this engine must not be given: min_p kills a deterministic SGLang."""
+    return ["min_p"] if config.deterministic else []
 
 
 def stop_grace_s(config: SglangConfig) -> float:
@@ -59,6 +58,7 @@ def command(config: SglangConfig, port: int, sockets: Path) -> list[str]:
         "host": "127.0.0.1",
         "port": str(port),
         "device": config.device,
+        "grammar-backend": "xgrammar",  # the others were not tried
         "dtype": config.dtype,
         "page-size": str(config.page_size),
         "kv-events-config": json.dumps(events),
@@ -82,14 +82,13 @@ FLAGS = [
     "--enable-priority-scheduling",
     "--enable-metrics",
     "--incremental-streaming-output",  # each event carries new tokens only: a stream costs its length, not its square
-    "--skip-tokenizer-init",  # token ids in, token ids out
+    "--skip-tokenizer-init",  # token ids in, token ids out; our plug-in gives the scheduler what grammars need of a tokenizer
     "--disable-overlap-schedule",  # with it, penalties lag a token behind and a resumed request would differ
     "--sleep-on-idle",
 ]
 CPU_OPTIONS = {  # what PyTorch alone can do (deploy/engine/README.md)
     "attention-backend": "torch_native",
     "sampling-backend": "pytorch",
-    "grammar-backend": "none",
     "cuda-graph-backend-decode": "disabled",
     "cuda-graph-backend-prefill": "disabled",
     "mem-fraction-static": "0.5",
