@@ -44,6 +44,9 @@ class StepRequest(TypedDict, total=False):
     logit_bias: Mapping[str, float]
     logprobs: int
     ignore_eos: bool
+    json_schema: str | Mapping[str, Any]  # at most one of these three: the form that the output must have
+    regex: str
+    ebnf: str
 
 
 NOT_SENT = ("step_id", "trace")
@@ -55,6 +58,8 @@ def to_submission(request: StepRequest, key: str) -> Submission:
     sampling = {name: given.pop(name) for name in Sampling.__struct_fields__ if name in given}
     if isinstance(sampling.get("stop"), str):
         sampling["stop"] = [sampling["stop"]]
+    if isinstance(sampling.get("json_schema"), Mapping):
+        sampling["json_schema"] = ENCODER.encode(sampling["json_schema"]).decode()
     if ("messages" in given) == ("prompt" in given):
         raise refusal("give exactly one of messages and prompt", "messages")
     try:

@@ -12,7 +12,8 @@ from services.admission.cards import Cards
 from services.admission.config import AdmissionConfig
 from services.admission.policies.tenant import tenant_of
 from services.admission.prompts import Prompts
-from services.admission.reading import check, parse, plain, seeded, step_from, trace_from
+from services.admission.reading import check, parse, seeded, step_from, trace_from
+from services.admission.refusal import plain
 from services.admission.state import State
 from services.admission.tokenising import INLINE_BYTES, Encoded, Tokenisers
 from shared.contracts.envelope import Message

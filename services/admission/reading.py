@@ -9,6 +9,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+from services.admission.grammar import grammar_problem
+from services.admission.refusal import invalid
 from shared.contracts.fleet import ModelCard
 from shared.contracts.ids import StepId, is_subject_token
 from shared.contracts.outcomes import Problem, Reason
@@ -16,7 +18,6 @@ from shared.contracts.steps import ChatMessage, Sampling, Submission
 from shared.contracts.subjects import step_of
 from shared.runtime.ids import parse_traceparent
 
-MESSAGE_CHARS_MAX = 500
 COUNT_MAX = 2**31 - 1  # of sampling fields that count tokens: what engines hold in 32 bits
 SEED_BITS = 31  # likewise
 
@@ -48,7 +49,7 @@ def parse(data: bytes, bytes_max: int) -> Submission | Problem:
         return _misfit(str(error))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return invalid(f"the submission is no JSON: {error}")
-    return _contradiction(submission) or _overflow(submission.sampling) or submission
+    return _contradiction(submission) or _overflow(submission.sampling) or grammar_problem(submission.sampling) or submission
 
 
 def check(submission: Submission, card: ModelCard) -> Problem | None:
@@ -57,7 +58,7 @@ def check(submission: Submission, card: ModelCard) -> Problem | None:
     for field in card.unsupported:
         default = getattr(_DEFAULTS, field, None)
         if getattr(sampling, field, None) != default:
-            message = f"{card.name} cannot take {field} on this engine; leave it out or at {default}"
+            message = f"{card.name} cannot take {field} on this engine; leave it out" + ("" if default is None else f" or at {default}")
             return Problem(reason=Reason.UNSUPPORTED, message=message, param=f"sampling.{field}")
     for token in sampling.stop_token_ids:
         if not 0 <= token < card.vocab_size:
@@ -78,19 +79,9 @@ def seeded(sampling: Sampling, step: StepId, card: ModelCard) -> Sampling:
     return msgspec.structs.replace(sampling, seed=int.from_bytes(digest[:4], "big") >> (32 - SEED_BITS))
 
 
-def invalid(message: str, param: str = "") -> Problem:
-    """The caller's mistake. Text that came from outside is cut, and shown without control characters."""
-    return Problem(reason=Reason.INVALID, message=plain(message), param=plain(param))
-
-
 def beyond_vocabulary(card: ModelCard, token: str, param: str) -> Problem:
     """`token`, which the model does not have: an engine must never see it."""
     return invalid(f"{token[:20]} is no token of {card.name}: its ids go from 0 to {card.vocab_size - 1}", param)
-
-
-def plain(text: str) -> str:
-    """Printable, on one line, and not too long: for text that quotes what somebody sent."""
-    return "".join(c if c.isprintable() else " " for c in text[:MESSAGE_CHARS_MAX])
 
 
 def _misfit(error: str) -> Problem:

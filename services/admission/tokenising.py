@@ -17,7 +17,8 @@ import msgspec
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from services.admission.reading import beyond_vocabulary, invalid, plain
+from services.admission.reading import beyond_vocabulary
+from services.admission.refusal import invalid, plain
 from shared.contracts.fleet import ModelCard
 from shared.contracts.outcomes import Problem, Reason
 from shared.contracts.steps import ChatMessage, Submission

@@ -5,8 +5,8 @@ of `Neutral` in any value that would change something. What comes out is a submi
 decoding it as admission does, so that they stand in one place (shared/contracts/steps.py).
 
 Shapes: OpenAI's API reference, chat and completions (https://platform.openai.com/docs/api-reference); top_k, min_p, repetition_penalty,
-min_tokens, ignore_eos and stop_token_ids as in SGLang and vLLM. Headers: Authorization, X-Legato-Timeout-Ms, X-Legato-Priority,
-X-Legato-Workflow.
+min_tokens, ignore_eos, stop_token_ids, json_schema, regex and ebnf as in SGLang. Headers: Authorization, X-Legato-Timeout-Ms,
+X-Legato-Priority, X-Legato-Workflow.
 """
 
 import hashlib
@@ -50,6 +50,20 @@ class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     annotations: None = None
 
 
+class _JsonSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`strict` makes no difference: an output always follows its schema."""
+
+    name: str
+    schema: dict[str, Any]
+    description: str | None = None
+    strict: bool | None = None
+
+
+class _ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: _JsonSchema | None = None
+
+
 class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What both doors take."""
 
@@ -68,6 +82,9 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     ignore_eos: bool | None = None
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     user: str | None = None
@@ -87,7 +104,7 @@ class _Chat(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
     parallel_tool_calls: Any = None
     functions: Any = None
     function_call: Any = None
-    response_format: Any = None
+    response_format: _ResponseFormat | None = None
     modalities: Any = None
     audio: Any = None
     prediction: Any = None
@@ -112,7 +129,6 @@ _NEUTRAL_CHAT: Neutral = _NEUTRAL | {
     "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
@@ -121,6 +137,7 @@ _NEUTRAL_CHAT: Neutral = _NEUTRAL | {
     "web_search_options": (),
 }
 _NEUTRAL_COMPLETION: Neutral = _NEUTRAL | {"best_of": (1,), "echo": (False,), "suffix": ("",)}
+_ANY_OBJECT = '{"type":"object"}'  # the schema of response_format json_object
 _SAMPLING = tuple(name for name in Sampling.__struct_fields__ if name not in ("max_tokens", "stop", "logprobs"))
 
 _CHAT = msgspec.json.Decoder(_Chat)
@@ -175,7 +192,8 @@ def _read_chat(data: bytes, headers: Mapping[str, str]) -> Asked:
         given, limit = "max_completion_tokens", body.max_completion_tokens
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     messages = [_message(message, index) for index, message in enumerate(body.messages)]
-    submission = Submission(model=body.model, messages=messages, sampling=_sampling(body, limit, logprobs), **_common(body, headers))
+    sampling = _formatted(_sampling(body, limit, logprobs), body.response_format)
+    submission = Submission(model=body.model, messages=messages, sampling=sampling, **_common(body, headers))
     return _asked(body, submission, {"max_tokens": given, "logprobs": "top_logprobs"})
 
 
@@ -220,6 +238,18 @@ def _sampling(body: _Body, max_tokens: int | None, logprobs: int | None) -> Samp
         if not (token.isascii() and token.isdecimal()):
             raise _invalid("logit_bias", f"the keys of logit_bias should be token ids, not {token[:NAME_MAX]!r}")
     return Sampling(max_tokens=max_tokens, logprobs=logprobs, **given)
+
+
+def _formatted(sampling: Sampling, form: _ResponseFormat | None) -> Sampling:
+    """Sampling with the schema of OpenAI's response_format."""
+    if form is None or (form.type == "text" and form.json_schema is None):
+        return sampling
+    if sampling.json_schema is not None:
+        raise _invalid("json_schema", "response_format and json_schema say the same; give one of them")
+    if (form.type == "json_schema") != (form.json_schema is not None):
+        raise _invalid("response_format.json_schema", "response_format needs json_schema with the type json_schema, and with no other")
+    schema = _ANY_OBJECT if form.json_schema is None else msgspec.json.encode(form.json_schema.schema).decode()
+    return msgspec.structs.replace(sampling, json_schema=schema)
 
 
 def _message(message: _Message, index: int) -> ChatMessage:
@@ -284,7 +314,7 @@ def _explain(error: msgspec.ValidationError, names: Mapping[str, str] | None = N
         if found.re is _UNKNOWN:
             return _unsupported(param).problem
         return Problem(reason=Reason.INVALID, message=f"{param} is missing", param=param)
-    if where.endswith(".type"):  # of a content part
+    if where.startswith("messages[") and where.endswith(".type"):  # of a content part
         return Problem(reason=Reason.UNSUPPORTED, message=f"{where}: only text is supported", param=where)
     what = text.replace("`", "")[:TEXT_MAX]
     return Problem(reason=Reason.INVALID, message=f"{where}: {what}" if where else what, param=where)

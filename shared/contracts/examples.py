@@ -153,6 +153,7 @@ DOORS: tuple[msgspec.Struct, ...] = (
     ),
     steps.Submission(model=MODEL, prompt="Once upon a time"),
     steps.Submission(model=MODEL, prompt=[1, 4093, 198]),
+    steps.Submission(model=MODEL, prompt="Paris as JSON:", sampling=steps.Sampling(json_schema='{"type":"object"}')),
     steps.StepRecord(
         step=STEP,
         status=steps.StepState.SUCCEEDED,

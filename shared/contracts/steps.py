@@ -10,9 +10,13 @@ from shared.contracts.envelope import Message
 from shared.contracts.ids import CellId, ModelName, StepId, TenantId, WorkerId, WorkflowId
 from shared.contracts.outcomes import FinishReason, Problem, Reason, Status, Usage
 
+Grammar = Annotated[str, Meta(min_length=1, max_length=32_768)]  # it travels with the step from message to message
+GRAMMARS = ("json_schema", "regex", "ebnf")  # the fields of Sampling that hold one
+
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Sampling parameters, in OpenAI's names and ranges where it has them, else in SGLang's."""
+    """Sampling parameters, in OpenAI's names and ranges where it has them, else in SGLang's. At most one of `json_schema`, `regex`
+    and `ebnf`: the output then is what they describe, and ends where they end, so that they exclude `min_tokens` and `ignore_eos`."""
 
     max_tokens: Annotated[int, Meta(ge=1)] | None = None  # None: up to the context length or the tenant's limit
     temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
@@ -29,6 +33,9 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     logit_bias: Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)] = {}
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None  # None: none; k: the chosen token and the k likeliest
     ignore_eos: bool = False
+    json_schema: Grammar | None = None  # the text of a JSON Schema
+    regex: Grammar | None = None
+    ebnf: Grammar | None = None  # as XGrammar reads it; its first rule is `root`
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

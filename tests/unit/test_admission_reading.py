@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 
-from services.admission.reading import check, parse, plain, seeded, step_from, trace_from
+from services.admission.reading import check, parse, seeded, step_from, trace_from
+from services.admission.refusal import plain
 from shared.contracts.fleet import ModelCard
 from shared.contracts.ids import ModelName, StepId
 from shared.contracts.outcomes import Problem, Reason
@@ -149,3 +150,39 @@ def test_only_a_valid_trace_is_carried_on() -> None:
     assert trace_from({"traceparent": trace.upper()}) == ""
     assert trace_from({"traceparent": "junk"}) == ""
     assert trace_from({}) == ""
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [{"json_schema": '{"type":"object"}'}, {"json_schema": "{}"}, {"regex": "a+"}, {"ebnf": 'root ::= "a"'}, {"json_schema": None}],
+)
+def test_one_form_of_the_output_can_be_asked_for(sampling: dict[str, object]) -> None:
+    assert read(sampling=sampling).sampling == msgspec.convert(sampling, Sampling)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "param", "words"),
+    [
+        ({"regex": "a", "json_schema": "{}"}, "regex", "give one of json_schema, regex, ebnf; there are json_schema and regex"),
+        ({"regex": "a", "min_tokens": 1}, "min_tokens", "regex says where the output ends"),
+        ({"ebnf": "a", "ignore_eos": True}, "ignore_eos", "ebnf says where the output ends"),
+        ({"json_schema": "{"}, "json_schema", "json_schema is no JSON"),
+        ({"json_schema": "[]"}, "json_schema", "a JSON object"),
+        ({"json_schema": '{"items":' * 64 + "{}" + "}" * 64}, "json_schema", "at most 64 levels"),
+        ({"json_schema": "[" * 9_000}, "json_schema", "json_schema"),
+        ({"regex": ""}, "regex", "length >= 1"),
+        ({"regex": "a" * 32_769}, "regex", "length <= 32768"),
+        ({"json_schema": {"type": "object"}}, "json_schema", "Expected str | null, got object"),
+    ],
+)
+def test_a_form_of_the_output_that_cannot_be_is_refused_by_name(sampling: dict[str, object], param: str, words: str) -> None:
+    problem = wrong(msgspec.json.encode({"model": "small", "prompt": "hi", "sampling": sampling}), 100_000)
+    assert (problem.reason, problem.param) == (Reason.INVALID, f"sampling.{param}")
+    assert words in problem.message
+
+
+def test_a_form_that_the_engine_cannot_follow_is_refused_by_name() -> None:
+    problem = check(read(sampling={"regex": "a"}), msgspec.structs.replace(CARD, unsupported=["regex"]))
+    assert problem == Problem(
+        reason=Reason.UNSUPPORTED, message="small cannot take regex on this engine; leave it out", param="sampling.regex"
+    )

@@ -88,7 +88,6 @@ def test_parameters_that_ask_for_nothing_are_taken() -> None:
         ("functions", [{}]),
         ("function_call", {"name": "f"}),
         ("tool_choice", "required"),
-        ("response_format", {"type": "json_object"}),
         ("n", 2),
         ("n", True),
         ("n", 1.0),
@@ -180,6 +179,46 @@ def test_stop_may_be_one_string_or_up_to_sixteen() -> None:
     assert taken({"stop": ["x"] * 16}).submission.sampling.stop == ["x"] * 16
     assert refused({"stop": ["x"] * 17}).param == "stop"
     assert refused({"stop": ""}).param == "stop[0]"
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({"response_format": {"type": "text"}}, Sampling()),
+        ({"response_format": {"type": "json_object"}}, Sampling(json_schema='{"type":"object"}')),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": {"b": 1, "a": [2]}}}},
+            Sampling(json_schema='{"b":1,"a":[2]}'),
+        ),
+        ({"json_schema": "{}"}, Sampling(json_schema="{}")),
+        ({"regex": "a+"}, Sampling(regex="a+")),
+        ({"ebnf": 'root ::= "a"'}, Sampling(ebnf='root ::= "a"')),
+    ],
+)
+def test_the_form_of_the_output_arrives(body: dict[str, Any], expected: Sampling) -> None:
+    assert taken(body).submission.sampling == expected
+
+
+@pytest.mark.parametrize(
+    ("form", "reason", "param"),
+    [
+        ({"type": "xml"}, Reason.INVALID, "response_format.type"),
+        ({"type": "json_schema"}, Reason.INVALID, "response_format.json_schema"),
+        ({"type": "json_object", "json_schema": {"name": "n", "schema": {}}}, Reason.INVALID, "response_format.json_schema"),
+        ({"type": "json_schema", "json_schema": {"name": "n"}}, Reason.INVALID, "response_format.json_schema.schema"),
+        ({"type": "json_schema", "json_schema": {"name": "n", "schema": True}}, Reason.INVALID, "response_format.json_schema.schema"),
+        ({"type": "json_object", "strict": True}, Reason.UNSUPPORTED, "response_format.strict"),
+        ("json", Reason.INVALID, "response_format"),
+    ],
+)
+def test_a_response_format_that_cannot_be_is_refused_by_name(form: object, reason: Reason, param: str) -> None:
+    problem = refused({"response_format": form})
+    assert (problem.reason, problem.param) == (reason, param)
+
+
+def test_a_form_is_asked_for_once() -> None:
+    assert refused({"response_format": {"type": "json_object"}, "json_schema": "{}"}).param == "json_schema"
+    assert refused({"response_format": {"type": "json_object"}}, chat=False).param == "response_format"
 
 
 def test_text_parts_are_joined_and_others_refused() -> None:

@@ -60,6 +60,18 @@ def test_a_resumed_request_carries_its_tokens_and_counts_only_what_is_left() -> 
     assert body["sampling_params"]["custom_params"] == {"resume_len": 2}
 
 
+@pytest.mark.parametrize(("resumed", "left"), [([], 5), ([8, 9], 3), ([8] * 7, 0)])
+def test_a_least_length_counts_only_what_is_left(resumed: list[int], left: int) -> None:
+    body = request_body(msgspec.structs.replace(REQUEST, sampling=Sampling(min_tokens=5), resumed=resumed))
+    assert body["sampling_params"]["min_new_tokens"] == left
+
+
+@pytest.mark.parametrize("name", ["json_schema", "regex", "ebnf"])
+def test_a_grammar_goes_along_whole(name: str) -> None:
+    params = request_body(msgspec.structs.replace(REQUEST, sampling=Sampling(**{name: "x"}), resumed=[8]))["sampling_params"]
+    assert {each: params[each] for each in ("json_schema", "regex", "ebnf") if each in params} == {name: "x"}
+
+
 def test_the_step_takes_its_trace_along() -> None:
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     assert request_headers(msgspec.structs.replace(REQUEST, trace=trace)) == {"traceparent": trace}

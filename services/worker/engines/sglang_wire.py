@@ -10,6 +10,7 @@ from shared.contracts.fleet import ModelCard
 from shared.contracts.ids import StepId
 from shared.contracts.outcomes import FinishReason, Reason
 from shared.contracts.output import TokenLogprob, TopLogprob
+from shared.contracts.steps import GRAMMARS
 
 EVENT_BYTES_MAX = 8 * 1024 * 1024  # of one server-sent event; a token with 20 alternatives takes about 1 KB
 TOP_K_ALL = 1 << 30  # SGLang's own "all"; one beyond 32 bits ends the server
@@ -69,6 +70,7 @@ def request_body(request: EngineRequest) -> dict[str, Any]:
         params["stop_token_ids"] = asked.stop_token_ids
     if asked.logit_bias:
         params["logit_bias"] = asked.logit_bias
+    params |= {name: grammar for name in GRAMMARS if (grammar := getattr(asked, name)) is not None}  # it has the same names
     if request.resumed:
         params["custom_params"] = {"resume_len": len(request.resumed)}
     body: dict[str, Any] = {

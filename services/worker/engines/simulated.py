@@ -4,6 +4,7 @@ What is real: the protocol, the tokenizer, queueing, continuous batching, chunke
 evictions, retraction, and the durations, as far as shared/core's models of them are right. What is made up: every token (prose.py) and
 every log-probability. Temperature, penalties, logit_bias and the other sampling fields are accepted and change nothing, except `seed`
 (chooses where the text starts), `stop_token_ids` with `min_tokens`, `max_tokens` and `logprobs`. It never says an end-of-sequence token.
+Grammars it cannot follow: its card says so, and admission refuses them.
 
 Where it may be used: tests, demonstrations without a model, fleets of many workers on one machine, fault drills, and benchmarks of the
 control plane itself (`law = "instant"`). Never where somebody expects an answer. Workers that run it say so in `WorkerRegistered.engine`
@@ -25,6 +26,7 @@ from shared.contracts.ids import ModelName, StepId
 from shared.contracts.kv import KvEvent
 from shared.contracts.outcomes import FinishReason, Reason
 from shared.contracts.output import TokenLogprob, TopLogprob
+from shared.contracts.steps import GRAMMARS
 from shared.core.batching import Batching, BatchingConfig, Refusal, Request, Step
 from shared.core.blocks import BlockHasher
 from shared.core.step_law import decode_ns, prefill_ns, preset
@@ -320,6 +322,7 @@ class SimulatedEngine:
             block_tokens=self.config.block_tokens,
             eos_token_ids=byte_tokenizer.EOS_TOKEN_IDS,
             eos_token=byte_tokenizer.MESSAGE_END,
+            unsupported=list(GRAMMARS),
         )
 
     def _capacity(self) -> Capacity:
