@@ -6,64 +6,29 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import psutil
 import pytest
 import pytest_asyncio
-from tokenizers import Tokenizer
+from sglang_rig import CONFIG, GREEDY, MARKS, TIMEOUT_S, Loaded, engine_at
 
-from services.worker.engines.base import EngineChunk, EngineError, EngineLoad, EngineRequest
+from services.worker.engines.base import EngineChunk, EngineError, EngineLoad
 from services.worker.engines.sglang import SglangEngine
-from services.worker.engines.sglang_config import SglangConfig
-from shared.contracts.fleet import Capacity, ModelCard
 from shared.contracts.ids import StepId
 from shared.contracts.kv import AllCleared, BlocksStored
 from shared.contracts.outcomes import FinishReason, Reason
 from shared.contracts.steps import Sampling
 from shared.core.blocks import block_hashes
 
-CONFIG = SglangConfig(max_total_tokens=2048, stop_grace_s=60)  # a prompt that fills the pool takes seconds, not a minute
-pytestmark = [
-    pytest.mark.sglang,
-    pytest.mark.skipif(not Path(CONFIG.python).exists(), reason=f"no {CONFIG.python}: run `make setup-engine`"),
-]
-TIMEOUT_S = 120.0
-GREEDY = Sampling(temperature=0)
+pytestmark = MARKS
 WARM = Sampling(temperature=1.0, seed=7)
-
-
-class Loaded(msgspec.Struct):
-    """A loaded engine and what it said of itself."""
-
-    engine: SglangEngine
-    card: ModelCard
-    capacity: Capacity
-    tokenizer: Tokenizer
-    steps: int = 0
-
-    def request(self, prompt: str, max_tokens: int = 16, sampling: Sampling = GREEDY, **fields: Any) -> EngineRequest:
-        self.steps += 1
-        chat = f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
-        tokens = self.tokenizer.encode(chat, add_special_tokens=False).ids
-        request = EngineRequest(step=StepId(f"step-{self.steps}"), attempt=1, tokens=tokens, sampling=sampling, max_tokens=max_tokens)
-        return msgspec.structs.replace(request, **fields)
-
-    async def chunks(self, request: EngineRequest) -> list[EngineChunk]:
-        async with asyncio.timeout(TIMEOUT_S):
-            return [chunk async for chunk in self.engine.generate(request)]
-
-    async def tokens(self, request: EngineRequest) -> list[int]:
-        return [token for chunk in await self.chunks(request) for token in chunk.tokens]
 
 
 @pytest_asyncio.fixture(scope="module")
 async def loaded(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Loaded]:
-    engine = SglangEngine(msgspec.structs.replace(CONFIG, log_dir=str(tmp_path_factory.mktemp("engine"))))
-    card, capacity, files = await engine.load()
-    yield Loaded(engine=engine, card=card, capacity=capacity, tokenizer=Tokenizer.from_str(files[card.tokenizer].decode()))
-    await engine.drain(timeout_s=0)
+    async with engine_at(tmp_path_factory.mktemp("engine")) as loaded:
+        yield loaded
 
 
 @pytest.fixture
