@@ -55,5 +55,7 @@ async def engine_at(log_dir: Path, **settings: Any) -> AsyncIterator[Loaded]:
     """An engine from start to end."""
     engine = SglangEngine(msgspec.structs.replace(CONFIG, log_dir=str(log_dir), **settings))
     card, capacity, files = await engine.load()
-    yield Loaded(engine=engine, card=card, capacity=capacity, tokenizer=Tokenizer.from_str(files[card.tokenizer].decode()))
-    await engine.drain(timeout_s=0)
+    try:
+        yield Loaded(engine=engine, card=card, capacity=capacity, tokenizer=Tokenizer.from_str(files[card.tokenizer].decode()))
+    finally:
+        await engine.drain(timeout_s=0)

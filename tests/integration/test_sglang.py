@@ -127,6 +127,7 @@ async def test_biases_penalties_and_stop_tokens_reach_the_engine(loaded: Loaded,
 
 EXTREMES = [
     Sampling(temperature=2, top_p=1e-9, top_k=2**31),
+    Sampling(temperature=2, min_p=1.0),
     Sampling(temperature=1e-9, top_k=1, seed=2**63 - 1),
     Sampling(frequency_penalty=-2, presence_penalty=-2, repetition_penalty=1e-6),
     Sampling(frequency_penalty=2, presence_penalty=2, repetition_penalty=2, logprobs=20),
@@ -145,8 +146,8 @@ async def test_extreme_sampling_is_served_or_refused_together_with_others_and_ha
     tasks = [loaded.tokens(each) for each in (*requests, msgspec.structs.replace(witness, attempt=2))]
     *results, again = await asyncio.gather(*tasks, return_exceptions=True)
     assert again == alone
-    assert [None if isinstance(each, BaseException) else len(each) in range(1, 5) for each in results] == [True] * 6 + [None] * 3
-    assert [str(each).partition("SGLang answered 400")[1] for each in results[6:]] == ["SGLang answered 400"] * 3
+    assert [None if isinstance(each, BaseException) else len(each) in range(1, 5) for each in results] == [True] * 7 + [None] * 3
+    assert [str(each).partition("SGLang answered 400")[1] for each in results[7:]] == ["SGLang answered 400"] * 3
 
 
 async def test_an_aborted_attempt_ends_as_cancelled_and_frees_its_slot(loaded: Loaded, chat_prompt: str) -> None:
@@ -193,13 +194,6 @@ async def test_an_id_outside_the_vocabulary_is_refused_and_harms_nobody(loaded: 
         await loaded.tokens(msgspec.structs.replace(request, **fields))
     assert (refused.value.reason, refused.value.retryable) == (Reason.INVALID, False)
     assert len(await loaded.tokens(request)) == 3
-
-
-async def test_what_the_engine_cannot_do_is_refused_by_name(loaded: Loaded, chat_prompt: str) -> None:
-    assert loaded.card.unsupported == ["min_p"]
-    with pytest.raises(EngineError, match="min_p") as refused:
-        await loaded.tokens(loaded.request(chat_prompt, sampling=Sampling(min_p=0.1)))
-    assert refused.value.reason is Reason.UNSUPPORTED
 
 
 async def test_a_prompt_as_long_as_the_card_allows_runs_and_a_longer_one_is_refused(loaded: Loaded) -> None:

@@ -1,7 +1,8 @@
 """Every row of docs/resume.md on the real SGLang in float32: a run that is cut anywhere goes on exactly as if uncut.
 
 The engine keeps no prefix cache, so that each resumed run computes prompt and captured tokens afresh, as another worker would. The cuts of
-a row run at once, beside each other. Tokens come through the output processor, and are compared with their text, log-probabilities and end.
+a row run at once, beside each other and beside runs of other kinds, whereas the uncut one ran alone. Tokens come through the output
+processor, and are compared with their text, log-probabilities and end.
 """
 
 import asyncio
@@ -50,6 +51,7 @@ ROWS = {
     "seeded": Row(SEASONS, Sampling(temperature=1.0, seed=7)),
     "seed of the step": Row(SEASONS, Sampling(temperature=1.3)),
     "top_p and top_k": Row(SEASONS, Sampling(temperature=1.1, seed=2**40, top_p=0.9, top_k=50)),
+    "min_p": Row(SEASONS, Sampling(temperature=1.5, seed=6, min_p=0.1)),
     "frequency penalty": Row(SEASONS, Sampling(temperature=0, frequency_penalty=1.5)),
     "presence penalty": Row(SEASONS, Sampling(temperature=0, presence_penalty=-1.5)),
     "repetition penalty": Row(SEASONS, Sampling(temperature=0, repetition_penalty=1.4)),
@@ -76,6 +78,8 @@ ROWS = {
     "ebnf": Row(CITY, Sampling(temperature=0.8, seed=9, ebnf='root ::= item (", " item)* "."\nitem ::= [a-z]+')),
 }
 
+COMPANIONS = ("greedy", "top_p and top_k", "all penalties, seeded")  # of each kind that SGLang samples differently
+
 
 class Run(msgspec.Struct):
     """What a reader has: tokens, the text shown after each of them (from the first new one on), log-probabilities, the end."""
@@ -100,12 +104,28 @@ async def test_a_run_that_is_cut_anywhere_goes_on_as_if_uncut(loaded: Loaded, na
     whole = await run(loaded, request)
     offsets = cuts(loaded, row, whole)
     resumed = [msgspec.structs.replace(request, attempt=2 + at, resumed=whole.tokens[:at]) for at in offsets]
-    for at, rest in zip(offsets, await asyncio.gather(*(run(loaded, each) for each in resumed)), strict=True):
+    beside = [loaded.request(each.prompt, each.max_tokens, each.sampling) for each in map(ROWS.__getitem__, COMPANIONS)]
+    rests = await asyncio.gather(*(run(loaded, each) for each in (*beside, *resumed)))
+    for at, rest in zip(offsets, rests[len(beside) :], strict=True):
         where = f"{name}, cut after {at} of {len(whole.tokens)} tokens"
         assert rest.cached == 0, where
         assert rest.shown[0] == whole.shown[at], f"{where}: the reader has other text than the next attempt thinks"
         assert (rest.tokens, rest.shown[-1], rest.finish) == (whole.tokens, whole.shown[-1], whole.finish), where
         assert_alike(rest.logprobs, whole.logprobs[at:], where)
+
+
+async def test_a_run_that_sglang_itself_preempts_goes_on_as_if_not(loaded: Loaded) -> None:
+    rows = [ROWS["all penalties, seeded"], ROWS["json_schema with penalties and logprobs"]] * (loaded.capacity.slots // 2)
+    requests = [loaded.request(row.prompt, row.max_tokens, row.sampling, priority=-100) for row in rows]
+    alone = await asyncio.gather(*(run(loaded, each) for each in requests))
+    again = [asyncio.ensure_future(run(loaded, msgspec.structs.replace(each, attempt=2))) for each in requests]
+    async with asyncio.timeout(TIMEOUT_S):
+        while (await loaded.engine.stats()).slots_used < len(requests):  # noqa: ASYNC110  it can only be asked for
+            await asyncio.sleep(0.02)
+    await loaded.tokens(loaded.request(FRANCE, 2, priority=100))
+    assert not any(task.done() for task in again), "the urgent one found a free slot"
+    for one, other in zip(await asyncio.gather(*again), alone, strict=True):
+        assert (one.tokens, one.shown, one.finish) == (other.tokens, other.shown, other.finish)
 
 
 async def run(loaded: Loaded, request: EngineRequest) -> Run:

@@ -12,14 +12,16 @@ from services.worker.engines.sglang_wire import (
     EVENT_BYTES_MAX,
     LOGPROB_MIN,
     EventSplitter,
+    check,
     read_event,
     request_body,
     request_headers,
     request_id,
     seed_of,
 )
-from shared.contracts.ids import StepId
-from shared.contracts.outcomes import FinishReason
+from shared.contracts.fleet import ModelCard
+from shared.contracts.ids import ModelName, StepId
+from shared.contracts.outcomes import FinishReason, Reason
 from shared.contracts.steps import Sampling
 
 REQUEST = EngineRequest(step=StepId("s"), attempt=2, tokens=[1, 2, 3], sampling=Sampling(), max_tokens=10)
@@ -70,6 +72,14 @@ def test_a_least_length_counts_only_what_is_left(resumed: list[int], left: int) 
 def test_a_grammar_goes_along_whole(name: str) -> None:
     params = request_body(msgspec.structs.replace(REQUEST, sampling=Sampling(**{name: "x"}), resumed=[8]))["sampling_params"]
     assert {each: params[each] for each in ("json_schema", "regex", "ebnf") if each in params} == {name: "x"}
+
+
+def test_what_the_card_rules_out_never_reaches_the_engine() -> None:
+    card = ModelCard(name=ModelName("m"), tokenizer="t", vocab_size=10, context_tokens=100, block_tokens=16, unsupported=["regex"])
+    check(REQUEST, card)
+    with pytest.raises(EngineError, match="regex") as refused:
+        check(msgspec.structs.replace(REQUEST, sampling=Sampling(regex="a")), card)
+    assert refused.value.reason is Reason.UNSUPPORTED
 
 
 def test_the_step_takes_its_trace_along() -> None:

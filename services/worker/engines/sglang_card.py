@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from services.worker.engines.base import EngineError
-from services.worker.engines.sglang_config import SglangConfig, unsupported_sampling
+from services.worker.engines.sglang_config import SglangConfig
 from shared.contracts.fleet import ModelCard
 from shared.contracts.outcomes import Reason
 
@@ -29,7 +29,6 @@ def read_card(config: SglangConfig) -> tuple[ModelCard, dict[str, bytes]]:
         eos_token_ids=_eos_token_ids(folder, model),
         bos_token=_text(tokenizer_settings.get("bos_token")),
         eos_token=_text(tokenizer_settings.get("eos_token")),
-        unsupported=unsupported_sampling(config),
     )
     return card, {name: tokenizer}
 

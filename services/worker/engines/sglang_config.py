@@ -31,11 +31,6 @@ class SglangConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     token_timeout_s: float = 300.0  # longest silence of a request, its wait in SGLang's queue included
 
 
-def unsupported_sampling(config: SglangConfig) -> list[str]:
-    """Sampling fields that this engine must not be given: min_p kills a deterministic SGLang."""
-    return ["min_p"] if config.deterministic else []
-
-
 def stop_grace_s(config: SglangConfig) -> float:
     """How long SGLang may take to end by itself. All requests have ended before; it looks for the signal only every 5 s."""
     if config.stop_grace_s is not None:
