@@ -22,6 +22,10 @@ CONNECT_TIMEOUT_S = 5.0
 READY_POLL_S = 0.2
 KEEPALIVE_S = 3.0  # below uvicorn's 5 s, so that no request is sent into a connection that is just being closed
 LOADS = "/v1/loads?include=core"
+PLUGIN_PROBE = {  # refused, or taken for a longer prompt, where they are not
+    "input_ids": [0, 0],
+    "sampling_params": {"max_new_tokens": 1, "min_new_tokens": 1, "custom_params": {"resume_len": 1}},
+}
 
 
 class Flight:
@@ -59,9 +63,20 @@ class SglangRun:
         except TimeoutError:
             raise _not_started(f"not ready within {self._config.start_timeout_s:g} s; {self.process.described()}") from None
         info: dict[str, Any] = await self.call("GET", "/server_info")
+        await self._check_plugins()
         await self.call("GET", LOADS)  # maps its shared memory
         self.process.note_leftovers()
         return info
+
+    async def _check_plugins(self) -> None:
+        """Without Legato's plug-ins a resumed run would differ, and nobody would be told. Raises EngineError where they are missing."""
+        missing = "its environment lacks Legato's plug-ins, or has older ones: `make setup-engine` installs them"
+        try:
+            answer = await self.call("POST", "/generate", PLUGIN_PROBE)
+        except EngineError as error:
+            raise _not_started(f"{missing} ({error})") from error
+        if answer["meta_info"]["completion_tokens"] != 2:  # the resumed one and a new one
+            raise _not_started(missing)
 
     async def _healthy(self) -> bool:
         if not self.process.running:
