@@ -260,7 +260,8 @@ async def test_a_killed_engine_is_noticed_its_requests_may_be_retried_and_it_loa
             await drained(chunks)
         assert lost.value.retryable
         assert "SIGKILL" in await died
-    assert not [process for process in family if runs(process)]
+        while any(runs(process) for process in family):  # noqa: ASYNC110  its end is told at once, while the rest of it is being killed
+            await asyncio.sleep(0.02)
     with pytest.raises(EngineError) as refused:
         await engine.stats()
     assert refused.value.retryable
