@@ -134,6 +134,13 @@ def test_a_refusal_says_whether_another_worker_might_do_better(status: int, retr
         assert refused.value.retryable is retryable
 
 
+def test_a_grammar_that_is_none_is_the_callers_mistake() -> None:
+    data = event({"type": "abort", "message": "Failed to compile regex grammar: Unclosed", "status_code": 400})
+    with pytest.raises(EngineError, match="Unclosed") as refused:
+        read_event(data, REQUEST, aborted=False)
+    assert (refused.value.reason, refused.value.retryable) == (Reason.INVALID, False)
+
+
 def test_log_probabilities_are_read_with_their_alternatives_and_without_infinities() -> None:
     data = event(output_token_logprobs=[[None, 7, None]], output_top_logprobs=[[[-0.5, 3, None], [None, 7, None]]])
     (entry,) = read_event(data, msgspec.structs.replace(REQUEST, sampling=Sampling(logprobs=2)), aborted=False).logprobs

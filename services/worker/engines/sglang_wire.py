@@ -164,7 +164,8 @@ def _finish(reason: _Finish, aborted: bool) -> FinishReason:
 
 def refusal(status: int, message: str) -> EngineError:
     """SGLang's "no" as an error: below 500 the request is at fault and no other worker would take it either."""
-    return EngineError(f"SGLang answered {status}: {message[:1000]}", retryable=status >= 500)
+    reason = Reason.INVALID if message.startswith("Failed to compile ") else Reason.ENGINE_REJECTED  # a grammar: the caller's mistake
+    return EngineError(f"SGLang answered {status}: {message[:1000]}", reason=reason, retryable=status >= 500)
 
 
 def _logprobs(meta: _Meta, top: int) -> list[TokenLogprob]:
