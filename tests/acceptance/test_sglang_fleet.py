@@ -1,16 +1,18 @@
 """A whole fleet with the real SGLang: one worker, a small model on the CPU, greedy in float32, so that texts can be compared."""
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema  # type: ignore[import-untyped]
 import msgspec
 import psutil
 import pytest
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, BadRequestError
 
 from legato import Client
 from legato.fleet import Fleet
@@ -33,6 +35,11 @@ QUESTION = [
     {"role": "system", "content": "You are a patient teacher who answers in short and simple sentences."},
     {"role": "user", "content": "Name the four seasons of the year, and say one sentence about each of them."},
 ]
+NAMES = {
+    "type": "object",
+    "properties": {"names": {"type": "array", "minItems": 8, "maxItems": 8, "items": {"type": "string", "minLength": 4, "maxLength": 12}}},
+    "required": ["names"],
+}
 GREEDY: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "max_tokens": 40, "temperature": 0}
 
 
@@ -98,6 +105,18 @@ async def test_the_scheduler_knows_what_the_cache_holds(fleet: Fleet, client: Cl
     assert "cached" in dispatched[-1].why
 
 
+async def test_a_response_format_is_followed(openai: AsyncOpenAI) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "names", "schema": NAMES, "strict": True}}
+    answer = await openai.chat.completions.create(**{**GREEDY, "max_tokens": 200}, response_format=form)
+    assert answer.choices[0].finish_reason == "stop"
+    jsonschema.validate(json.loads(answer.choices[0].message.content or ""), NAMES)
+
+
+async def test_a_form_that_cannot_be_compiled_is_refused_with_the_reason(openai: AsyncOpenAI) -> None:
+    with pytest.raises(BadRequestError, match="Unclosed"):
+        await openai.chat.completions.create(**GREEDY, extra_body={"regex": "[a"})
+
+
 async def test_a_client_that_goes_stops_the_engine(fleet: Fleet, openai: AsyncOpenAI) -> None:
     beats = await fleet.bus.client.subscribe("legato.beat.worker-0")
     stream = await openai.chat.completions.create(**{**GREEDY, "max_tokens": 1_000}, stream=True, extra_body={"ignore_eos": True})
@@ -115,8 +134,13 @@ async def next_beat(beats: Any) -> WorkerBeat:
     return msgspec.json.decode((await beats.next_msg(LIMIT_S)).data, type=WorkerBeat)
 
 
-async def test_a_killed_engine_interrupts_no_sentence(fleet: Fleet, client: Client) -> None:
-    request: dict[str, Any] = {**GREEDY, "max_tokens": 120, "ignore_eos": True}
+@pytest.mark.parametrize(
+    "sampling",
+    [{"ignore_eos": True}, {"json_schema": NAMES, "temperature": 0.8, "seed": 1, "frequency_penalty": 0.5}],
+    ids=["greedy", "seeded JSON with penalties"],
+)
+async def test_a_killed_engine_interrupts_no_sentence(fleet: Fleet, client: Client, sampling: dict[str, Any]) -> None:
+    request: dict[str, Any] = {**GREEDY, "max_tokens": 120, **sampling}
     undisturbed = await (await client.submit(**request)).result(LIMIT_S)
     launcher = engine_processes(fleet)[0]
     step = await client.submit(**request)
