@@ -186,8 +186,14 @@ def _convert(config_type: type[Config], values: dict[str, Any], origins: dict[st
         return msgspec.convert(values, config_type)
     except msgspec.ValidationError as error:
         key = str(error).partition(" - at `$.")[2].rstrip("`")
-        origin = origins.get(key.split(".")[0].split("[")[0], f"section [{section}]")
+        origin = origins.get(key.split(".")[0].split("[")[0]) or _whole(section, origins)
         raise ConfigError(f"{origin} {key}".rstrip() + f": {_sentence(error)}") from error
+
+
+def _whole(section: str, origins: dict[str, str]) -> str:
+    """What contradicts itself as a whole, and where all that was given came from."""
+    given = ", ".join(dict.fromkeys(origins.values()))
+    return f"section [{section}]" + (f" ({given})" if given else "")
 
 
 def _sentence(error: msgspec.ValidationError) -> str:

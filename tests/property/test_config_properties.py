@@ -108,6 +108,7 @@ def test_any_environment_variable(where: tuple[str, str], text: str) -> None:
 
 
 @given(st.sampled_from(FIELDS), st.sampled_from(["", ".x", ".a.keys", ".0", "."]), TEXTS)
+@example(("admission", "tenants"), ".", "{}")
 def test_any_override(where: tuple[str, str], inner: str, text: str) -> None:
     section, field = where
     setting = f"{field}{inner}={text}"
