@@ -23,7 +23,11 @@ def blocks(document: str, language: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("document", "index"),
-    [(document, index) for document in ("README.md", "docs/nats-api.md") for index in range(len(blocks(document, "python")))],
+    [
+        (document, index)
+        for document in ("README.md", "docs/nats-api.md", "docs/workflows.md")
+        for index in range(len(blocks(document, "python")))
+    ],
 )
 async def test_a_program_runs_and_prints_what_the_model_says(fleet: Fleet, document: str, index: int) -> None:
     program = blocks(document, "python")[index].replace("http://127.0.0.1:8080", fleet.running.http)  # the test's own port
