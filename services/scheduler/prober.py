@@ -1,9 +1,10 @@
 """Finds out within a fraction of a second that a worker's connection is gone, which its lease alone tells after seconds.
 
 nats-server answers a request to a subject that nobody listens on by itself (no responders, status 503). So a request on a subject that the
-worker listens on, whoever is meant to answer it, tells whether its connection stands: a killed process has none. Two such answers in a
-row count, and none that come soon after this process's own reconnection, when others may not be back yet. A false alarm costs work, not
-correctness: attempts are fenced. What holds its connection and does nothing is left to the lease.
+worker listens on, whoever is meant to answer it, tells whether its connection stands: a killed process has none. Two such answers in
+a row count, of a worker that was found listening before, and none that come soon after this process's own reconnection, when others
+may not be back yet. A false alarm costs work, not correctness: attempts are fenced. What holds its connection and does nothing is left
+to the lease.
 """
 
 import asyncio
@@ -40,7 +41,7 @@ class Prober:
         self._bus = bus
         self._cell = cell
         self._inbox = bus.client.new_inbox()
-        self._misses: dict[WorkerId, int] = {}  # of each worker that should be there, in a row
+        self._misses: dict[WorkerId, int | None] = {}  # of each worker that should be there, in a row; None: not yet found listening
         self._missed: set[WorkerId] = set()  # in this round
         self._reconnects = 0
         self._quiet_until = 0.0
@@ -66,7 +67,7 @@ class Prober:
                 except NoMessage:  # the machine reads it too, and parks it
                     continue
                 if event.cell == self._cell and isinstance(event, WorkerRegistered) and event.state is WorkerState.READY:
-                    self._misses[event.worker] = 0
+                    self._misses.setdefault(event.worker, None)
                 else:
                     self._misses.pop(event.worker, None)
 
@@ -88,11 +89,14 @@ class Prober:
         if client.stats["reconnects"] != self._reconnects or not client.is_connected:
             self._reconnects, self._quiet_until = client.stats["reconnects"], now + RECONNECTED_S
         if now < self._quiet_until:
-            self._misses = dict.fromkeys(self._misses, 0)
+            self._misses = dict.fromkeys(self._misses)
             return
-        for worker in list(self._misses):
-            self._misses[worker] = self._misses[worker] + 1 if worker in self._missed else 0
-            if self._misses[worker] >= MISSES:
+        for worker, misses in list(self._misses.items()):
+            if worker not in self._missed:
+                self._misses[worker] = 0
+            elif misses is not None and misses + 1 < MISSES:
+                self._misses[worker] = misses + 1
+            elif misses is not None:
                 del self._misses[worker]  # until it registers again
                 log.warning("worker's connection is gone", extra={"worker": worker})
                 vanished = WorkerVanished(time_ns=now_ns(), worker=worker, cell=self._cell)
