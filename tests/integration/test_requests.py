@@ -89,3 +89,9 @@ async def test_messages_are_handed_over_in_order_and_an_error_ends_nothing(
     await bus.publish("numbers.a", b"late")
     await bus.client.flush()
     assert taken[-1] == b"99"
+
+
+async def test_who_asks_when_the_connection_is_closed_is_told(bus: Bus) -> None:
+    await bus.close()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(bus.requests.ask("anybody", b""), LIMIT_S)

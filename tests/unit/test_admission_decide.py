@@ -5,11 +5,12 @@ import pytest
 
 from services.admission.config import AdmissionConfig, Terms
 from services.admission.decide import wake_ns
-from services.admission.state import GRACE_NS, SETTLED_KEPT, SWEEP_NS, State
+from services.admission.state import GRACE_NS, REMEMBERED_NS, SETTLED_KEPT, SWEEP_NS, State
 from shared.contracts.envelope import Tick
 from shared.contracts.ids import TenantId, WorkflowId
 from shared.contracts.outcomes import Problem, Reason
 from shared.contracts.steps import Sampling, Submission
+from shared.contracts.streams import OUT
 from tests.admission_desk import KEY, MS, NOW, OTHER_KEY, SECOND, Desk
 
 
@@ -179,6 +180,17 @@ def test_only_so_many_settled_steps_are_remembered() -> None:
         desk.settle(f"n{index}")
     assert len(desk.state.settled) == SETTLED_KEPT
     desk.admitted("n0")
+
+
+def test_a_settled_step_is_remembered_for_less_time_than_its_output_is_kept() -> None:
+    assert OUT.max_age_s * SECOND > REMEMBERED_NS
+    desk = Desk()
+    desk.admitted("a")
+    desk.settle("a")
+    desk.now += REMEMBERED_NS + SWEEP_NS
+    desk.take(Tick())
+    assert desk.state.settled == {}
+    desk.admitted("a")
 
 
 def test_a_step_whose_settlement_never_comes_is_forgotten_after_its_deadline() -> None:
