@@ -177,7 +177,7 @@ class Workflow:
             return await self._client.step(step)
         await self._check_open()
         remaining_ms = self._remaining_ms()
-        if remaining_ms is not None and min(remaining_ms, request.get("timeout_ms") or remaining_ms) <= TIMEOUT_MAX_MS:
+        if remaining_ms is not None and remaining_ms <= TIMEOUT_MAX_MS:
             asked["timeout_ms"] = min(remaining_ms, request.get("timeout_ms") or remaining_ms)
         asked["step_id"] = step
         begun, new = await self._client.submit_once(asked)

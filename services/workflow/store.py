@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from services.workflow import sql, workflow_store
+from services.workflow.rows import columns, plain, problem_of, usage_of
 from services.workflow.state import Admission, Changes, Due, Ending, Known, Settlement
 from shared.contracts.costs import Cost, CostReport
 from shared.contracts.ids import MessageId, StepId
@@ -70,7 +71,7 @@ class Store:
     async def looked(self, looks: Sequence[tuple[StepId, int, int]]) -> None:
         """(step, re-drives, when to look again) of steps that were due."""
         if looks:
-            await self._pool.execute(sql.LOOKED, *_columns(looks))
+            await self._pool.execute(sql.LOOKED, *columns(looks))
 
     # --- reading -------------------------------------------------------------------------------------------------------------
 
@@ -108,30 +109,21 @@ class Store:
 
 async def _write(connection: Connection, changes: Changes, now_ns: int) -> list[StepId]:
     if changes.admitted:
-        await connection.execute(sql.ADMIT, *_columns(map(_admitted, changes.admitted)), now_ns)
+        await connection.execute(sql.ADMIT, *columns(map(_admitted, changes.admitted)), now_ns)
     if changes.dispatched:
-        await connection.execute(sql.DISPATCH, *_columns(map(_dispatched, changes.dispatched)))
+        await connection.execute(sql.DISPATCH, *columns(map(_dispatched, changes.dispatched)))
     if changes.ended:
-        await connection.execute(sql.END, *_columns(_ended(ending, now_ns) for ending in changes.ended.values()))
+        await connection.execute(sql.END, *columns(_ended(ending, now_ns) for ending in changes.ended.values()))
     if changes.advanced:
-        await connection.execute(sql.ADVANCE, *_columns(map(_advanced, changes.advanced.values())), now_ns)
+        await connection.execute(sql.ADVANCE, *columns(map(_advanced, changes.advanced.values())), now_ns)
     await workflow_store.write(connection, changes)
     if not changes.settled:
         return []
-    rows = await connection.fetch(sql.SETTLE, *_columns(map(_settled, changes.settled.values())), now_ns)
+    rows = await connection.fetch(sql.SETTLE, *columns(map(_settled, changes.settled.values())), now_ns)
     return sorted(row["step"] for row in rows)
 
 
 # --- rows from messages ------------------------------------------------------------------------------------------------------
-
-
-def _columns(rows: Iterable[Sequence[Any]]) -> list[list[Any]]:
-    return [list(column) for column in zip(*rows, strict=True)]
-
-
-def _plain(text: str) -> str:
-    """Fit for a column of type text, which cannot hold U+0000; the messages are kept as they are, in columns of type json."""
-    return text.replace("\0", "\ufffd")
 
 
 def _json(value: msgspec.Struct | None) -> str | None:
@@ -149,17 +141,17 @@ def _usage(usage: Usage) -> tuple[int, int, int]:
 def _admitted(admission: Admission) -> Sequence[Any]:
     m = admission.message
     accepted_ns = m.job.accepted_ns or m.time_ns
-    names = (m.step, _plain(m.tenant), _plain(m.workflow), _plain(m.job.model), _plain(m.trace), _plain(m.step_key), _plain(m.input))
+    names = (m.step, plain(m.tenant), plain(m.workflow), plain(m.job.model), plain(m.trace), plain(m.step_key), plain(m.input))
     return (*names, _json(m), m.job.prompt_tokens, accepted_ns, admission.deadline_ns, admission.check_ns)
 
 
 def _dispatched(m: StepDispatched) -> Sequence[Any]:
-    return m.step, m.attempt, _plain(m.cell), _plain(m.worker), _plain(m.why), m.time_ns
+    return m.step, m.attempt, plain(m.cell), plain(m.worker), plain(m.why), m.time_ns
 
 
 def _ended(ending: Ending, now_ns: int) -> Sequence[Any]:
     m = ending.message
-    who = (m.step, m.attempt, _plain(m.cell), _plain(m.worker))
+    who = (m.step, m.attempt, plain(m.cell), plain(m.worker))
     how = (m.status, ending.superseded, _reason(m.problem), _json(m.problem))
     return (*who, *how, *_usage(m.usage), m.queued_ms, m.ttft_ms, m.total_ms, m.resumed_tokens, m.gpu_s, m.usd, m.time_ns or now_ns)
 
@@ -183,17 +175,9 @@ def _known(row: Row) -> Known:
         status=StepState(row["status"]),
         deadline_ns=row["deadline_ns"],
         attempt=row["attempt"],
-        usage=_usage_of(row),
+        usage=usage_of(row),
         check_ns=row["check_ns"],
     )
-
-
-def _usage_of(row: Row) -> Usage:
-    return Usage(prompt_tokens=row["prompt_tokens"], cached_tokens=row["cached_tokens"], output_tokens=row["output_tokens"])
-
-
-def _problem_of(row: Row) -> Problem | None:
-    return None if row["problem"] is None else msgspec.json.decode(row["problem"], type=Problem)
 
 
 def _announcement(row: Row) -> StepSettled:
@@ -206,8 +190,8 @@ def _announcement(row: Row) -> StepSettled:
         time_ns=row["settled_ns"],
         status=Status(row["status"]),
         attempt=row["attempt"],
-        usage=_usage_of(row),
-        problem=_problem_of(row),
+        usage=usage_of(row),
+        problem=problem_of(row),
     )
 
 
@@ -226,10 +210,10 @@ def _step_record(row: Row, attempts: list[Row]) -> StepRecord:
         attempts=[_attempt_record(attempt) for attempt in attempts],
         redrives=row["redrives"],
         finish_reason=FinishReason(row["finish_reason"]) if row["finish_reason"] else None,
-        usage=_usage_of(row),
+        usage=usage_of(row),
         tokens=row["tokens"],
         text=row["text"].decode(),
-        problem=_problem_of(row),
+        problem=problem_of(row),
     )
 
 
@@ -241,8 +225,8 @@ def _attempt_record(row: Row) -> AttemptRecord:
         why=row["why"],
         status=Status(row["status"]) if row["ended_ns"] else None,
         superseded=row["superseded"],
-        problem=_problem_of(row),
-        usage=_usage_of(row),
+        problem=problem_of(row),
+        usage=usage_of(row),
         dispatched_ns=row["dispatched_ns"],
         ended_ns=row["ended_ns"],
         queued_ms=row["queued_ms"],

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 
 from services.workflow import sql
+from services.workflow.rows import columns, plain, problem_of, usage_of
 from services.workflow.state import Changes
 from shared.contracts.ids import TenantId, WorkflowId
-from shared.contracts.outcomes import Problem, Usage
 from shared.contracts.steps import StepState
 from shared.contracts.workflows import (
     NOTHING,
@@ -29,12 +29,12 @@ LIST_MAX = 1_000
 async def write(connection: Connection, changes: Changes) -> None:
     """What programs said. Of several in one batch the first counts, as it does against what is there."""
     if changes.opened:
-        await connection.execute(sql.OPEN_WORKFLOW, *_columns(map(_opened, changes.opened)))
+        await connection.execute(sql.OPEN_WORKFLOW, *columns(map(_opened, changes.opened)))
     if changes.values:
-        await connection.execute(sql.RECORD_VALUE, *_columns(map(_recorded, changes.values)))
+        await connection.execute(sql.RECORD_VALUE, *columns(map(_recorded, changes.values)))
     if changes.closed:
         firsts = {each.workflow: each for each in reversed(changes.closed)}
-        await connection.execute(sql.CLOSE_WORKFLOW, *_columns(map(_closed, firsts.values())))
+        await connection.execute(sql.CLOSE_WORKFLOW, *columns(map(_closed, firsts.values())))
 
 
 class WorkflowReader:
@@ -64,28 +64,16 @@ class WorkflowReader:
         return ValueFound(found=False, value=NOTHING) if row is None else ValueFound(found=True, value=msgspec.Raw(row["value"]))
 
 
-def _columns(rows: Any) -> list[list[Any]]:
-    return [list(column) for column in zip(*rows, strict=True)]
-
-
-def _plain(text: str) -> str:
-    return text.replace("\0", "\ufffd")
-
-
 def _opened(m: WorkflowOpened) -> Sequence[Any]:
-    return _plain(m.workflow), _plain(m.kind), _plain(m.key), m.deadline_ns, m.steps_planned, m.time_ns
+    return plain(m.workflow), plain(m.kind), plain(m.key), m.deadline_ns, m.steps_planned, m.time_ns
 
 
 def _recorded(m: ValueRecorded) -> Sequence[Any]:
-    return _plain(m.workflow), _plain(m.token), _plain(m.name), bytes(m.value), m.time_ns
+    return plain(m.workflow), plain(m.token), plain(m.name), bytes(m.value), m.time_ns
 
 
 def _closed(m: WorkflowClosed) -> Sequence[Any]:
-    return _plain(m.workflow), m.success, m.score, _plain(m.why), m.time_ns
-
-
-def _usage(row: Row) -> Usage:
-    return Usage(prompt_tokens=row["prompt_tokens"], cached_tokens=row["cached_tokens"], output_tokens=row["output_tokens"])
+    return plain(m.workflow), m.success, m.score, plain(m.why), m.time_ns
 
 
 def _record(row: Row) -> WorkflowRecord:
@@ -104,7 +92,7 @@ def _record(row: Row) -> WorkflowRecord:
         why=row["why"],
         step_count=row["step_count"],
         value_count=row["value_count"],
-        usage=_usage(row),
+        usage=usage_of(row),
     )
 
 
@@ -116,8 +104,8 @@ def _step(row: Row) -> WorkflowStep:
         status=StepState(row["status"]),
         model=row["model"],
         attempts=row["attempt"],
-        usage=_usage(row),
+        usage=usage_of(row),
         accepted_ns=row["accepted_ns"],
         settled_ns=row["settled_ns"],
-        problem=None if row["problem"] is None else msgspec.json.decode(row["problem"], type=Problem),
+        problem=problem_of(row),
     )
