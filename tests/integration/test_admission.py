@@ -28,6 +28,7 @@ from shared.runtime.cursor import Record, Source
 from shared.runtime.embedded import EmbeddedNats
 from shared.runtime.ids import new_id
 from shared.runtime.process import ManagedProcess, ProcessSpec
+from tests.journalled import journalled
 
 LIMIT_S = 30.0
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -52,8 +53,9 @@ class Rig:
         self.process = ManagedProcess(ProcessSpec(name="admission", argv=argv, log=self._directory / "admission.log"))
         await self.process.start()
 
-    async def kill(self) -> None:
+    async def kill_when_journalled(self, step: StepId) -> None:
         assert self.process is not None
+        await journalled(self.bus, "admission", "main", step)
         await self.process.stop(0)
 
     async def register(self, worker: str = "w", model: str = "bytes") -> None:
@@ -205,9 +207,10 @@ async def test_keys_and_limits_hold_through_sigkill_and_restart(rig: Rig) -> Non
     await rig.register()
     await rig.start(TENANTS)
     assert (await rig.refused(await rig.submit())).reason is Reason.UNAUTHENTICATED
-    for _ in range(2):
-        assert (await rig.admitted(await rig.submit(key=KEY))).tenant == "acme"
-    await rig.kill()
+    steps = [await rig.submit(key=KEY) for _ in range(2)]
+    for step in steps:
+        assert (await rig.admitted(step)).tenant == "acme"
+    await rig.kill_when_journalled(steps[-1])
     waiting = await rig.submit(key=KEY)  # while nobody is there
     await rig.start(TENANTS)
     problem = await rig.refused(waiting)
@@ -221,8 +224,9 @@ async def test_a_settled_step_makes_room_for_the_next_also_after_a_restart(rig: 
     await rig.start(*settings)
     first = await rig.submit()
     await rig.admitted(first)
-    assert (await rig.refused(await rig.submit())).reason is Reason.RATE_LIMITED
-    await rig.kill()
+    second = await rig.submit()
+    assert (await rig.refused(second)).reason is Reason.RATE_LIMITED
+    await rig.kill_when_journalled(second)
     settled = StepSettled(step=first, status=Status.SUCCEEDED, usage=Usage(prompt_tokens=29, output_tokens=1))
     await (await rig.bus.store(subjects.step_event(first, "settled"), ENCODER.encode(settled)))
     await rig.start(*settings)

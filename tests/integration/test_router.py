@@ -24,6 +24,7 @@ from shared.runtime.cursor import Source
 from shared.runtime.embedded import EmbeddedNats
 from shared.runtime.ids import new_id
 from shared.runtime.process import ManagedProcess, ProcessSpec
+from tests.journalled import journalled
 
 LIMIT_S = 30.0
 T = TypeVar("T")
@@ -122,9 +123,11 @@ async def test_an_open_circuit_stays_open_through_sigkill_and_restart(rig: Rig) 
     await rig.routed(await rig.admit("other"))  # registrations are read in order: all are known now
     for worker in workers:
         await rig.fail(worker)
-    problem = await rig.closed(await rig.admit())
+    step = await rig.admit()
+    problem = await rig.closed(step)
     assert problem.reason is Reason.CIRCUIT_OPEN
     assert 0 < problem.retry_after_ms <= 600_000
+    await journalled(rig.bus, "router", "main", step)
     await rig.process.stop(0)
     waiting = await rig.admit()  # while nobody is there
     await rig.process.start()
@@ -133,7 +136,9 @@ async def test_an_open_circuit_stays_open_through_sigkill_and_restart(rig: Rig) 
 
 async def test_steps_admitted_while_the_router_was_away_are_routed_when_it_is_back(rig: Rig) -> None:
     await rig.register()
-    await rig.routed(await rig.admit())
+    step = await rig.admit()
+    await rig.routed(step)
+    await journalled(rig.bus, "router", "main", step)
     await rig.process.stop(0)
     steps = [await rig.admit() for _ in range(20)]
     await rig.process.start()
