@@ -66,6 +66,11 @@ class World:
     def route(self, step: str, **about: Any) -> list[Message]:
         return self.take(routed(step, **about))
 
+    def leave(self, worker: str, in_s: float = 30.0, **about: Any) -> list[Message]:
+        """The worker drains, and hands back what it has after so long."""
+        leaves_ns = self.now_ns + int(in_s * 1e9)
+        return self.take(registered(worker, state=WorkerState.DRAINING, leaves_ns=leaves_ns, **about))
+
     def end(self, dispatched: StepDispatched, status: Status = Status.SUCCEEDED, **about: Any) -> list[Message]:
         return self.take(ended(dispatched.step, dispatched.attempt, dispatched.worker, status, **about))
 
@@ -91,7 +96,14 @@ def routed(step: str, *, model: str = MODEL, prompt: int = 100, output: int = 10
 
 
 def registered(
-    worker: str, *, epoch: int = 1, slots: int = 4, blocks: int = 1000, state: WorkerState = WorkerState.READY, **capacity: float
+    worker: str,
+    *,
+    epoch: int = 1,
+    slots: int = 4,
+    blocks: int = 1000,
+    state: WorkerState = WorkerState.READY,
+    leaves_ns: int = 0,
+    **capacity: float,
 ) -> WorkerRegistered:
     return WorkerRegistered(
         worker=WorkerId(worker),
@@ -101,6 +113,7 @@ def registered(
         state=state,
         card=CARD,
         capacity=Capacity(blocks=blocks, slots=slots, **capacity),
+        leaves_ns=leaves_ns,
     )
 
 

@@ -25,7 +25,8 @@ STATUS: dict[Reason, int] = {
     Reason.ATTEMPTS_EXHAUSTED: 503,
     Reason.ENGINE_REJECTED: 500,
     Reason.PROMPT_LOST: 500,
-    Reason.SUPERSEDED: 500,  # of an attempt: no step ends with it
+    Reason.SUPERSEDED: 500,  # of an attempt, as the next one: no step ends with it
+    Reason.HANDED_OVER: 500,
     Reason.CANCELLED: 499,  # cancelled by somebody else than the one who waits; not a status that clients retry
     Reason.INTERNAL: 500,
 }

@@ -15,13 +15,14 @@ from services.scheduler.policies.reserve import blocks_needed, uncached_tokens
 from services.scheduler.queue import Queue
 from shared.contracts.fleet import Capacity, WorkerState
 from shared.contracts.ids import CellId, ModelName, StepId, TenantId, WorkerId, WorkflowId
-from shared.contracts.outcomes import Problem
+from shared.contracts.outcomes import Problem, Reason
 from shared.contracts.steps import Job
 
 MS = 1_000_000  # nanoseconds
 RECENT_MAX = 10_000  # steps that are over and still known, so that copies of their messages do nothing
 EARLY_MAX = 4_096  # matches, and cancellations, kept for steps that have not arrived
 DEADLINES_SLACK = 64
+ENDING = (Reason.CANCELLED, Reason.DEADLINE_PASSED)  # revocations that the worker answers with the step's end; others are not answered
 
 
 class Step(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -41,12 +42,21 @@ class Step(msgspec.Struct, kw_only=True, omit_defaults=True):
     placed_ns: int = 0
     seen_ns: int = 0  # when the attempt was placed or last listed by the worker
     cached: dict[WorkerId, int] | None = None  # prompt tokens in each worker's cache; None: the registry has not answered
+    produced: int = 0  # output tokens, as far as heard
+    held: WorkerId = WorkerId("")  # a worker that leaves still runs `held_attempt`, until the one that has the step now goes on
+    held_attempt: int = 0
+    moves: int = 0  # attempts that ended because another worker went on
     failed_on: WorkerId = WorkerId("")
     failed_ns: int = 0  # when a worker last reported a failure
     cancelled: bool = False
     revoked: bool = False  # the worker was told to end it
     closed: bool = False  # the end is published; only the worker must still stop
     problem: Problem | None = None  # of the attempt that failed for good
+
+    @property
+    def failures(self) -> int:
+        """Attempts dispatched that were not moved elsewhere."""
+        return self.attempt - self.moves
 
     @property
     def queued(self) -> bool:
@@ -62,6 +72,7 @@ class Worker(msgspec.Struct, kw_only=True, omit_defaults=True):
     capacity: Capacity
     block_tokens: int
     state: WorkerState = WorkerState.LOADING
+    leaves_ns: int = 0  # of one that drains: when it hands back what it still has
     beaten: bool = False  # a heartbeat of this epoch was heard, since it last refused an attempt
     placed: dict[StepId, int] = {}  # attempt by step
     reserved_blocks: int = 0
@@ -85,6 +96,7 @@ class State(msgspec.Struct, kw_only=True, omit_defaults=True):
     steps: dict[StepId, Step] = {}
     queues: dict[ModelName, Queue] = {}  # none is empty
     workers: dict[WorkerId, Worker] = {}
+    leaving: dict[WorkerId, None] = {}  # those that drain
     heard: dict[WorkerId, int] = {}  # when each worker was heard; the one that has been silent longest first
     awaiting: dict[StepId, int] = {}  # steps that have no match yet: routed when; oldest first
     revoked: dict[StepId, int] = {}  # steps that a worker was told to end: since when; oldest first
@@ -179,6 +191,15 @@ def lose_all(state: State, worker: Worker) -> None:
 
 def forget(state: State, worker: Worker) -> None:
     del state.workers[worker.id], state.heard[worker.id]
+    state.leaving.pop(worker.id, None)
+
+
+def enter(state: State, worker: Worker, new: WorkerState) -> None:
+    worker.state = new
+    if new is WorkerState.DRAINING:
+        state.leaving[worker.id] = None
+    else:
+        state.leaving.pop(worker.id, None)
 
 
 def trim(table: dict[StepId, Any], most: int) -> None:

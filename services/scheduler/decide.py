@@ -11,6 +11,8 @@ Rules:
   `attempts_max`. Silence is counted only while anything is heard at all: the scheduler's own silence is not the worker's.
 - A worker that refused an attempt because it takes none now gets no other until its next heartbeat says what it is. One that reported
   another failure does not get that step again before then.
+- What a worker that leaves will not finish goes to others as they have room, before what waits (moving.py): the next attempt begins while
+  the old one runs on, until the new worker asks the old one for it. Only their outputs say when; here the step is with the new worker.
 - An attempt that failed is repeated elsewhere if that may help, else the step ends. One that ended otherwise ends the step, whatever its
   number: its reader has seen the end.
 - A worker's word about the current attempt counts more than the record. What it lists beyond that is revoked: old attempts at once, unknown
@@ -29,6 +31,7 @@ from services.scheduler.book import MS, State, Step
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.enforce import enforce, wake_ns
 from services.scheduler.load import Load, busy_slots, has_slot
+from services.scheduler.moving import move
 from services.scheduler.placement import choose
 from services.scheduler.plan import Plan
 from services.scheduler.policies import retry
@@ -105,7 +108,8 @@ def _on_closed(plan: Plan, event: StepClosed) -> None:
 
 def _on_fleet(plan: Plan, event: WorkerRegistered | WorkerGone | WorkerVanished) -> None:
     _settle_returned(plan)
-    for model in plan.state.queues:
+    leaving = (plan.state.workers[worker].model for worker in plan.state.leaving)
+    for model in dict.fromkeys([*plan.state.queues, *leaving]):
         dispatch(plan, model)
 
 
@@ -120,7 +124,8 @@ def _on_beat(plan: Plan, event: WorkerBeat) -> None:
         if step is None:
             void = plan.now_ns - worker.strangers.get(item.step, plan.now_ns) >= grace_ns
         else:
-            void = step.worker != worker.id or step.attempt != item.attempt
+            held = (step.held, step.held_attempt) == (worker.id, item.attempt)
+            void = (step.worker != worker.id or step.attempt != item.attempt) and not held
         if void:
             plan.void(item.step, worker.id, item.attempt)
     for step_id in worker.placed:
@@ -152,13 +157,15 @@ def _settle_returned(plan: Plan) -> None:
 def dispatch(plan: Plan, model: ModelName) -> None:
     """Place steps in the order of the queue, until the next one has no room."""
     queue = plan.state.queues.get(model)
-    if queue is None or not has_slot(plan.state, model):
+    if (queue is None and not plan.state.leaving) or not has_slot(plan.state, model):
         return
     workers = plan.ready_workers(model)
     heard, ready = plan.state.heard, len(workers)
     loads = [Load(worker, heard[worker.id]) for worker in workers if busy_slots(worker) < worker.capacity.slots]
+    if plan.state.leaving:
+        move(plan, model, loads, ready)
     free = sum(load.slots - load.busy for load in loads)
-    if free == 0:
+    if free == 0 or queue is None:
         return
     wait_ns = int(plan.config.match_wait_ms * MS) if _match_expected(plan, ready) else 0
     for _, _, step_id in queue.keys:

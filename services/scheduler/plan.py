@@ -2,7 +2,7 @@
 
 from typing import Required, TypedDict
 
-from services.scheduler.book import MS, State, Step, Worker
+from services.scheduler.book import ENDING, MS, State, Step, Worker
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.load import ready_workers
 from services.scheduler.placement import Choice
@@ -61,6 +61,7 @@ class Plan:
                 attempt=step.attempt + 1,
                 cached_tokens=cached,
                 why=choice.why(ready),
+                relieves=step.worker or step.held,
                 **_about(step),
             )
         )
@@ -82,12 +83,15 @@ class Plan:
         self.outputs.append(StepClosed(status=status, problem=problem, attempt=attempt, **_about(step)))
         if step.worker:
             self._revoke(step, Reason.SUPERSEDED)
+        self._revoke_held(step, Reason.SUPERSEDED)
 
     def revoke(self, step: Step, reason: Reason) -> None:
-        """Tell the worker that has the step to stop it."""
+        """Tell the worker that has the step to stop it; where the step is to end, also the one that it is to be taken over from."""
         if step.id not in self.touched:
             self.touched[step.id] = None
             self._revoke(step, reason)
+            if reason in ENDING:
+                self._revoke_held(step, reason)
 
     def lose(self, step: Step) -> None:
         """The placed attempt is lost: end the step, or void the attempt, which puts the step back."""
@@ -100,23 +104,14 @@ class Plan:
     def void(self, step: StepId, worker: WorkerId, attempt: int) -> None:
         """A worker has an attempt that counts no more."""
         known = self.state.steps.get(step)
-        self.outputs.append(
-            StepRevoked(
-                cell=self.state.cell,
-                worker=worker,
-                attempt=attempt,
-                reason=Reason.SUPERSEDED,
-                **(_about(known) if known else About(step=step)),
-            )
-        )
+        self._tell(_about(known) if known else About(step=step), worker, attempt, Reason.SUPERSEDED)
 
     def _revoke(self, step: Step, reason: Reason) -> None:
-        self.outputs.append(
-            StepRevoked(
-                cell=self.state.cell,
-                worker=step.worker,
-                attempt=step.attempt,
-                reason=reason,
-                **_about(step),
-            )
-        )
+        self._tell(_about(step), step.worker, step.attempt, reason)
+
+    def _revoke_held(self, step: Step, reason: Reason) -> None:
+        if step.held:
+            self._tell(_about(step), step.held, step.held_attempt, reason)
+
+    def _tell(self, about: About, worker: WorkerId, attempt: int, reason: Reason) -> None:
+        self.outputs.append(StepRevoked(cell=self.state.cell, worker=worker, attempt=attempt, reason=reason, **about))

@@ -5,12 +5,14 @@ from typing import Any
 
 from services.scheduler.book import (
     EARLY_MAX,
+    ENDING,
     MS,
     State,
     Step,
     Worker,
     close,
     enqueue,
+    enter,
     finish,
     forget,
     lose_all,
@@ -26,6 +28,7 @@ from services.scheduler.config import MATCH_WAIT_MAX_MS
 from services.scheduler.policies.drain import smoothed
 from shared.contracts.envelope import Message, Tick
 from shared.contracts.fleet import QueueReported, RunningStep, WorkerBeat, WorkerGone, WorkerRegistered, WorkerVanished
+from shared.contracts.ids import WorkerId
 from shared.contracts.kv import PrefixMatched
 from shared.contracts.outcomes import Problem, Reason, Status
 from shared.contracts.steps import AttemptEnded, CancelRequested, StepClosed, StepDispatched, StepRevoked, StepRouted
@@ -35,7 +38,6 @@ __all__ = ["State", "apply"]
 GAP_MIN_NS = 250 * MS
 GAPS_MAX = 8
 FORGET_NS = 600_000 * MS  # a worker that was silent so long, and has nothing, is no longer known
-ENDING = (Reason.CANCELLED, Reason.DEADLINE_PASSED)  # revocations that the worker answers with the step's end; others are not answered
 
 
 def apply(state: State, event: Message, now_ns: int) -> None:
@@ -116,6 +118,9 @@ def _on_cancel(state: State, event: CancelRequested, now_ns: int) -> None:
 
 def _on_dispatched(state: State, event: StepDispatched, now_ns: int) -> None:
     step = state.steps[event.step]
+    if event.relieves and event.relieves == step.worker:
+        step.held, step.held_attempt = step.worker, step.attempt
+        step.moves += 1
     take_out(state, step)
     place(step, state.workers[event.worker], event.attempt, event.cached_tokens, now_ns)
 
@@ -137,6 +142,8 @@ def _on_ended(state: State, event: AttemptEnded, now_ns: int) -> None:
     if worker is not None and event.problem is not None and event.problem.reason is Reason.NO_CAPACITY:
         worker.beaten = False  # it loads, drains or is down, which we did not know
     step = state.steps.get(event.step)
+    if step is not None and (event.worker, event.attempt) == (step.held, step.held_attempt):
+        step.held = WorkerId("")
     over = event.status is not Status.FAILED and not event.retryable
     if step is None:
         if over:
@@ -181,7 +188,8 @@ def _on_registered(state: State, event: WorkerRegistered, now_ns: int) -> None:
         state.heard[worker.id] = now_ns
     _enter_epoch(state, worker, event.epoch)
     worker.model, worker.capacity, worker.block_tokens = event.card.name, event.capacity, event.card.block_tokens
-    worker.state = event.state
+    worker.leaves_ns = event.leaves_ns
+    enter(state, worker, event.state)
 
 
 def _on_gone(state: State, event: WorkerGone, now_ns: int) -> None:
@@ -204,7 +212,8 @@ def _on_beat(state: State, event: WorkerBeat, now_ns: int) -> None:
     if worker is None or event.epoch < worker.epoch:
         return
     _enter_epoch(state, worker, event.epoch)
-    worker.state, worker.beaten = event.state, True
+    enter(state, worker, event.state)
+    worker.beaten = True
     state.heard.pop(worker.id)
     state.heard[worker.id] = now_ns
     ours, our_blocks, strangers = 0, 0, {}
@@ -233,6 +242,7 @@ def _confirm(state: State, step: Step, worker: Worker, item: RunningStep, now_ns
     if step.worker != worker.id or step.attempt != item.attempt:
         return False
     step.seen_ns = now_ns
+    step.produced = max(step.produced, item.output_tokens)
     if item.output_tokens and step.prefill_tokens:
         worker.prefill_tokens -= step.prefill_tokens
         step.prefill_tokens = 0

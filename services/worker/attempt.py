@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -16,11 +16,12 @@ from services.worker.engines.base import Engine, EngineChunk, EngineError, Engin
 from services.worker.meter import Meter
 from services.worker.output import OutputProcessor
 from services.worker.prompts import Prompts
+from services.worker.takeover import TakeOver
 from services.worker.writer import Fenced, OutputWriter
 from shared.contracts.fleet import Hardware, ModelCard
 from shared.contracts.outcomes import FinishReason, Problem, Reason, Status, Usage
 from shared.contracts.output import End
-from shared.contracts.steps import AttemptEnded, StepDispatched
+from shared.contracts.steps import AttemptEnded, HandedOver, HandOverAsked, StepDispatched
 from shared.core.errors import LegatoError
 from shared.runtime.bus import Bus, BusError
 from shared.runtime.clock import now_ns
@@ -29,7 +30,10 @@ log = logging.getLogger(__name__)
 
 # A revocation for one of these ends the step for its reader as well; for any other reason the attempt is merely void.
 REVOKED_ENDS = {Reason.CANCELLED: Status.CANCELLED, Reason.DEADLINE_PASSED: Status.EXPIRED}
-
+LEAVING = {
+    Reason.NO_CAPACITY: "the worker drains and hands the step back",
+    Reason.HANDED_OVER: "the worker leaves, and another one has gone on with the step",
+}
 
 FETCH_PATIENCE_NS = 60_000_000_000  # while NATS does not answer
 FETCH_AGAIN_S = 0.1
@@ -51,7 +55,8 @@ class Served:
 
 
 class Attempt:
-    """Use `report = await attempt.run()`; `revoke` and `hand_back` stop it early. No report: the attempt is void, nobody waits for it."""
+    """Use `report = await attempt.run()`; `revoke`, `hand_back` and `hand_over` stop it early. No report: the attempt is void, nobody waits
+    for it."""
 
     def __init__(self, bus: Bus, served: Served, prompts: Prompts, dispatch: StepDispatched) -> None:
         self.dispatch = dispatch
@@ -59,7 +64,10 @@ class Attempt:
         self._cached_tokens = 0
         self._prompt_tokens = dispatch.job.prompt_tokens
         self._revoked: Reason | None = None
-        self._handed_back = False
+        self._leaving: Reason | None = None  # handed back, or over
+        self._handed = HandedOver()
+        self._asked: HandOverAsked | None = None
+        self._over = asyncio.Event()
         self._bus = bus
         self._served = served
         self._prompts = prompts
@@ -84,6 +92,8 @@ class Attempt:
             log.warning("attempt broken off", extra={"step": self.dispatch.step, "attempt": self.dispatch.attempt, "error": str(error)})
             void = self._revoked is not None and self._revoked not in REVOKED_ENDS
             return None if void else self._failed(Reason.INTERNAL, str(error), retryable=True)
+        finally:
+            self._over.set()
 
     async def revoke(self, reason: Reason) -> None:
         """Stop because the scheduler says so."""
@@ -92,8 +102,15 @@ class Attempt:
 
     async def hand_back(self) -> None:
         """Stop because this worker goes away; another one goes on behind what is stored."""
-        self._handed_back = True
+        self._leaving = self._leaving or Reason.NO_CAPACITY
         await self._abort()
+
+    async def hand_over(self, asked: HandOverAsked) -> HandedOver:
+        """Stop because the asker goes on, once all is stored; what it lacks."""
+        self._leaving, self._asked = Reason.HANDED_OVER, asked
+        await self._abort()
+        await self._over.wait()
+        return self._handed
 
     async def _abort(self) -> None:
         await self._served.engine.abort(self.dispatch.step, self.dispatch.attempt)
@@ -110,12 +127,14 @@ class Attempt:
             step=dispatch.step,
             attempt=dispatch.attempt,
             tokens=prompt,
-            resumed=before.tokens,
             sampling=dispatch.job.sampling,
             max_tokens=dispatch.job.max_tokens,
             priority=dispatch.job.priority,
             trace=dispatch.trace,
         )
+        if dispatch.relieves and before.end is None and not self._stopped:
+            before = await self._take_over(request, before)
+        request = msgspec.structs.replace(request, resumed=before.tokens)
         processor = OutputProcessor(self._served.tokenizer, self._served.card.eos_token_ids, request)
         self._prompt_tokens, self.output_tokens = len(request.tokens), processor.offset
         self._resumed_tokens = len(before.tokens)
@@ -129,7 +148,14 @@ class Attempt:
         finally:
             writing.cancel()
             await asyncio.gather(writing, return_exceptions=True)
+        if self._asked is not None and writer.end is None:
+            self._handed = _lacking(self._asked, processor, writer.last_seq)
         return self._report(writer.end, processor)
+
+    async def _take_over(self, request: EngineRequest, before: Captured) -> Captured:
+        with self._in_engine():
+            taking = TakeOver(self._bus, self._served.engine, request, lambda: self._stopped)
+            return await taking.run(self.dispatch.relieves, before)
 
     async def _patiently(self, fetch: Callable[[], Awaitable[Fetched]]) -> Fetched:
         """While NATS is away an attempt that needs it waits: failing would only use up the step's attempts. Raises BusError in the end."""
@@ -146,14 +172,22 @@ class Attempt:
     async def _generate(self, request: EngineRequest, processor: OutputProcessor, writer: OutputWriter) -> None:
         """Engine to writer, until the output ends or the attempt is stopped."""
         self._asked_ns = now_ns()
+        try:
+            if processor.finish is None and not self._stopped:
+                with self._in_engine():
+                    await self._consume(request, processor, writer)
+        finally:
+            writer.finish(self._end(processor))
+
+    @contextmanager
+    def _in_engine(self) -> Iterator[None]:
+        """Time in the engine, which is paid for."""
         clock, meter = asyncio.get_running_loop().time, self._served.meter
         mark = meter.enter(clock())
         try:
-            if processor.finish is None and not self._stopped:
-                await self._consume(request, processor, writer)
+            yield
         finally:
-            self._share_s = meter.leave(mark, clock())
-            writer.finish(self._end(processor))
+            self._share_s += meter.leave(mark, clock())
 
     async def _consume(self, request: EngineRequest, processor: OutputProcessor, writer: OutputWriter) -> None:
         async with aclosing(self._served.engine.generate(request)) as chunks:
@@ -172,7 +206,7 @@ class Attempt:
 
     @property
     def _stopped(self) -> bool:
-        return self._revoked is not None or self._handed_back
+        return self._revoked is not None or self._leaving is not None
 
     def _end(self, processor: OutputProcessor) -> End | None:
         """The end that the reader is to see, if it is ours to say."""
@@ -188,8 +222,8 @@ class Attempt:
     def _report(self, end: End | None, processor: OutputProcessor) -> AttemptEnded | None:
         if end is not None:
             return self._ended(end, processor.tokens, processor.full_text)
-        if self._handed_back:
-            return self._failed(Reason.NO_CAPACITY, "the worker drains and hands the step back", retryable=True)
+        if self._leaving is not None:
+            return self._failed(self._leaving, LEAVING[self._leaving], retryable=True)
         if self._revoked is not None:
             return None
         return self._failed(Reason.INTERNAL, f"the engine stopped early ({processor.finish})", retryable=True)
@@ -228,6 +262,10 @@ class Attempt:
             gpu_s=self._share_s * hardware.count,
             usd=self._share_s * hardware.usd_per_hour / 3600,
         )
+
+
+def _lacking(asked: HandOverAsked, processor: OutputProcessor, last_seq: int) -> HandedOver:
+    return HandedOver(last_seq=last_seq, tokens=processor.tokens[asked.tokens :], text=processor.full_text[asked.chars :])
 
 
 def _parts(chunk: EngineChunk) -> Iterator[EngineChunk]:

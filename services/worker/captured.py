@@ -43,10 +43,10 @@ class Captured:
         self.end = self.end or output.end
 
 
-async def read(bus: Bus, step: StepId) -> Captured:
-    """All that OUT holds of a step. Raises BusError, CapturedError."""
-    captured = Captured()
-    async for record in bus.history(OUT.name, subjects.out(step)):
+async def read(bus: Bus, step: StepId, captured: Captured | None = None) -> Captured:
+    """All that OUT holds of a step; given what is known of it, only the rest is asked for. Raises BusError, CapturedError."""
+    captured = captured or Captured()
+    async for record in bus.history(OUT.name, subjects.out(step), captured.last_seq):
         try:
             captured.fold(record.seq, read_message(_DECODER, record.data))
         except NoMessage as error:  # readers drop it, too

@@ -44,6 +44,7 @@ class Presence:
         self._engine = relay.engine
         self._attempts = attempts
         self._capacity = Capacity(blocks=0, slots=0)
+        self._leaves_ns = 0
 
     async def recall(self) -> None:
         """Begin behind the last epoch that the fleet has heard of this worker: its clock may have been set back since."""
@@ -98,6 +99,11 @@ class Presence:
         except LegatoError as error:  # the next heartbeat says it again
             log.warning("state not told", extra={"state": state, "error": str(error)})
 
+    async def leave(self, leaves_ns: int) -> None:
+        """Drain, for good; `leaves_ns`: when what is left will be handed back."""
+        self._leaves_ns = leaves_ns
+        await self.enter(WorkerState.DRAINING)
+
     async def run(self) -> None:
         """Beat for ever; register again at intervals, for listeners that came late."""
         loop = asyncio.get_running_loop()
@@ -135,6 +141,7 @@ class Presence:
             hardware=self._config.hardware,
             capacity=self._capacity,
             engine=self._config.engine,
+            leaves_ns=self._leaves_ns,
         )
         await self._bus.store(subjects.worker(self._worker), ENCODER.encode(registered))
 

@@ -17,11 +17,11 @@ from shared.contracts import subjects
 from shared.contracts.fleet import WorkerState
 from shared.contracts.ids import MessageId, StepId, WorkerId, is_subject_token
 from shared.contracts.outcomes import FinishReason, Problem, Reason, Status
-from shared.contracts.steps import AttemptEnded, StepDispatched, StepRevoked
+from shared.contracts.steps import AttemptEnded, HandedOver, HandOverAsked, StepDispatched, StepRevoked
 from shared.core.errors import LegatoError
 from shared.core.machine import ENCODER
 from shared.core.reading import NoMessage, read
-from shared.runtime.bus import Bus
+from shared.runtime.bus import Bus, BusError
 from shared.runtime.clock import now_ns
 from shared.runtime.lifecycle import Context
 from shared.runtime.publisher import StoreError
@@ -32,6 +32,7 @@ HAND_BACK_TIMEOUT_S = 5.0  # for attempts to store what they have and report
 
 _DISPATCH = msgspec.json.Decoder(StepDispatched)
 _REVOKE = msgspec.json.Decoder(StepRevoked)
+_HAND_OVER = msgspec.json.Decoder(HandOverAsked)
 
 
 async def run(context: Context) -> None:
@@ -65,6 +66,7 @@ class Worker:
             await self._prompts.open()
             await self._bus.listen(subjects.dispatched_to(self._id), self._on_dispatch)
             await self._bus.listen(subjects.revoked_from(self._id), self._on_revoke)
+            await self._bus.listen(subjects.handover(self._id), self._on_hand_over)
             await self._bus.listen(subjects.alive(self._id), _heard)
             await self._bus.subscribe(subjects.kv_resync(self._id), self._relay.on_resync)
             serving = self._tasks.create_task(self._serve())
@@ -171,9 +173,27 @@ class Worker:
         if attempt is not None and attempt.dispatch.attempt == revoked.attempt:
             self._start(attempt.revoke(revoked.reason))
 
+    def _on_hand_over(self, subject: str, reply: str, data: bytes, _: bytes) -> None:
+        try:
+            asked = read(_HAND_OVER, data)
+        except NoMessage as error:
+            log.error("unreadable request to hand over", extra={"subject": subject, "error": str(error)})
+            return
+        if reply:  # else nobody would go on
+            self._start(self._hand_over(asked, reply))
+
+    async def _hand_over(self, asked: HandOverAsked, reply: str) -> None:
+        attempt = self._attempts.get(asked.step)
+        older = attempt is not None and attempt.dispatch.attempt < asked.attempt
+        handed = await attempt.hand_over(asked) if attempt is not None and older else HandedOver()
+        try:
+            await self._bus.publish(reply, ENCODER.encode(handed))
+        except BusError as error:  # then the asker looks what is stored
+            log.warning("not told what was handed over", extra={"step": asked.step, "error": str(error)})
+
     async def _drain(self) -> None:
-        """Take nothing new, let running attempts finish, hand back what is left, stop the engine."""
-        await self._presence.enter(WorkerState.DRAINING)
+        """Take nothing new, let running attempts finish or be handed over, hand back what is left, stop the engine."""
+        await self._presence.leave(now_ns() + int(self._config.drain_timeout_s * 1e9))
         if not await self._all_done(self._config.drain_timeout_s):
             for attempt in list(self._attempts.values()):
                 await attempt.hand_back()

@@ -41,11 +41,11 @@ class OutputWriter:
 
     def __init__(self, bus: Bus, dispatch: StepDispatched, before: Captured, gap_s: float) -> None:
         self.end: End | None = None
+        self.last_seq = before.last_seq  # of the output in OUT
         self._bus = bus
         self._dispatch = dispatch
         self._subject = subjects.outbox(dispatch.step)
         self._offset = len(before.tokens)
-        self._last_seq = before.last_seq
         self._gap_s = gap_s
         self._count = 0
         self._life = new_id()
@@ -145,9 +145,9 @@ class OutputWriter:
         return message
 
     async def _store(self, message: Output) -> None:
-        stored = await self._bus.store(self._subject, ENCODER.encode(message), msg_id=message.id, expect_last=self._last_seq)
+        stored = await self._bus.store(self._subject, ENCODER.encode(message), msg_id=message.id, expect_last=self.last_seq)
         try:
-            self._last_seq = (await stored).seq
+            self.last_seq = (await stored).seq
         except WrongLastSequence as error:
             raise Fenced(f"attempt {self._dispatch.attempt} of {self._dispatch.step} is void: {error}") from error
 

@@ -13,7 +13,7 @@ from shared.contracts import subjects
 from shared.contracts.catalogue import CATALOGUE, Kind
 from shared.contracts.costs import CostReport
 from shared.contracts.examples import DOORS, MESSAGES
-from shared.contracts.steps import StepRecord, Submission
+from shared.contracts.steps import HandedOver, HandOverAsked, StepRecord, Submission
 from shared.contracts.streams import STREAMS
 from shared.contracts.workflows import ValueFound, WorkflowList, WorkflowRecord
 
@@ -36,12 +36,14 @@ KINDS = (SUBMISSIONS, *CATALOGUE)
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that the workflow service answers."""
+    """A request, and who answers it. `asks`: what it must carry."""
 
     name: str
     address: str
     answer: type[msgspec.Struct]
+    asks: type[msgspec.Struct] | None = None
     payload: str = "its payload is ignored."
+    service: str = "workflow"
 
 
 QUERIES = (
@@ -50,6 +52,14 @@ QUERIES = (
     Query(name="query.workflows", address=subjects.QUERY_WORKFLOWS, answer=WorkflowList),
     Query(name="query.costs", address=subjects.QUERY_COSTS, answer=CostReport, payload="its payload is the Unix time in ns since when."),
     Query(name="query.value", address="legato.query.value.{workflow}.{token}", answer=ValueFound),
+    Query(
+        name="handover",
+        address="legato.handover.{worker}",
+        answer=HandedOver,
+        asks=HandOverAsked,
+        payload="the worker with the next attempt sends it to the one that has the step.",
+        service="worker",
+    ),
 )
 
 INFO: Json = {
@@ -143,7 +153,8 @@ def _standard(schema: Any) -> Any:
 
 
 def _types() -> list[type[msgspec.Struct]]:
-    return [*(kind.type for kind in KINDS), *(query.answer for query in QUERIES)]
+    asked = (query.asks for query in QUERIES if query.asks is not None)
+    return [*(kind.type for kind in KINDS), *asked, *(query.answer for query in QUERIES)]
 
 
 def _address_of(kind: Kind) -> str:
@@ -220,15 +231,16 @@ def _operation(kind: Kind, service: str, action: str, channel: str) -> Json:
 
 
 def _query_channels() -> Json:
-    """Requests with an answer that users make."""
+    """Requests and the inboxes of their answers."""
     channels: Json = {}
     for query in QUERIES:
         answer = tag_of(query.answer)
+        asked = tag_of(query.asks) if query.asks is not None else "ask"
         channels[query.name] = {
             "address": query.address,
             "description": f"A NATS request; {query.payload}",
             "parameters": _parameters(query.address),
-            "messages": {"ask": {"name": "ask", "payload": {}}},
+            "messages": {asked: {"name": asked, "payload": {}} if query.asks is None else {"$ref": f"#/components/messages/{asked}"}},
         }
         channels[f"{query.name}.answer"] = {
             "address": None,
@@ -240,15 +252,15 @@ def _query_channels() -> Json:
 
 def _query_operations() -> Json:
     return {
-        f"workflow.receive.{query.name}": {
+        f"{query.service}.receive.{query.name}": {
             "action": "receive",
             "channel": {"$ref": f"#/channels/{query.name}"},
-            "messages": [{"$ref": f"#/channels/{query.name}/messages/ask"}],
+            "messages": [{"$ref": f"#/channels/{query.name}/messages/{tag_of(query.asks) if query.asks is not None else 'ask'}"}],
             "reply": {
                 "channel": {"$ref": f"#/channels/{query.name}.answer"},
                 "messages": [{"$ref": f"#/channels/{query.name}.answer/messages/{tag_of(query.answer)}"}],
             },
-            "tags": [{"name": "workflow"}],
+            "tags": [{"name": query.service}],
         }
         for query in QUERIES
     }

@@ -154,6 +154,8 @@ DOORS: tuple[msgspec.Struct, ...] = (
     steps.Submission(model=MODEL, prompt="Once upon a time"),
     steps.Submission(model=MODEL, prompt=[1, 4093, 198]),
     steps.Submission(model=MODEL, prompt="Paris as JSON:", sampling=steps.Sampling(json_schema='{"type":"object"}')),
+    steps.HandOverAsked(**_about(28, "worker"), attempt=2, tokens=2, chars=5),
+    steps.HandedOver(last_seq=12, tokens=[30], text="."),
     steps.StepRecord(
         step=STEP,
         status=steps.StepState.SUCCEEDED,
@@ -227,6 +229,7 @@ MESSAGES: tuple[msgspec.Struct, ...] = (
         cached_tokens=32,
         why="worker-1: finishes first, 2 cached blocks",
     ),
+    steps.StepDispatched(**_about(26, "scheduler"), job=JOB, cell=CELL, worker=WorkerId("worker-2"), attempt=2, relieves=WORKER),
     output.Output(
         **_about(6, "worker"),
         attempt=1,
@@ -272,6 +275,17 @@ MESSAGES: tuple[msgspec.Struct, ...] = (
         hardware=fleet.Hardware(kind="H100-SXM", count=2, memory_bytes=80 * 2**30, usd_per_hour=2.5, spot=True),
         capacity=fleet.Capacity(blocks=4_096, slots=64, prefill_tokens_per_s=20_000.0, decode_tokens_per_s=120.0),
         engine="sglang 0.5.23",
+    ),
+    fleet.WorkerRegistered(
+        **_about(27, "worker"),
+        worker=WORKER,
+        cell=CELL,
+        pool="default",
+        epoch=1,
+        state=fleet.WorkerState.DRAINING,
+        card=CARD,
+        capacity=fleet.Capacity(blocks=4_096, slots=64),
+        leaves_ns=NOW_NS + 30_000_000_000,
     ),
     fleet.WorkerBeat(
         **_about(13, "worker"),

@@ -71,6 +71,7 @@ class WorkerRegistered(Message, frozen=True, kw_only=True, tag="worker.registere
     hardware: Hardware = Hardware()
     capacity: Capacity
     engine: str = ""
+    leaves_ns: int = 0  # of one that drains: when whatever it still has will be lost
 
 
 class WorkerBeat(Message, frozen=True, kw_only=True, tag="worker.beat"):

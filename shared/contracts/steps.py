@@ -144,6 +144,7 @@ class StepDispatched(Message, frozen=True, kw_only=True, tag="step.dispatched"):
     attempt: int
     cached_tokens: int = 0  # predicted
     why: str = ""  # the placement's reasons, for people
+    relieves: WorkerId = WorkerId("")  # that has the step now, and hands it over when it is asked to; empty: nobody has it
 
 
 class StepRevoked(Message, frozen=True, kw_only=True, tag="step.revoked"):
@@ -153,6 +154,22 @@ class StepRevoked(Message, frozen=True, kw_only=True, tag="step.revoked"):
     worker: WorkerId
     attempt: int
     reason: Reason
+
+
+class HandOverAsked(Message, frozen=True, kw_only=True, tag="handover.asked"):
+    """The worker with the next attempt is ready to go on, and asks the one that has the step to stop. Answered with HandedOver."""
+
+    attempt: int  # of the asker
+    tokens: int = 0  # of the output, that the asker knows
+    chars: int = 0  # of its text
+
+
+class HandedOver(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the asker lacks. All of the output is stored, and nothing of this attempt will follow."""
+
+    last_seq: int = 0  # of the output in OUT; 0: there is nothing to hand over, the asker must look what is stored
+    tokens: list[int] = []
+    text: str = ""
 
 
 class CancelRequested(Message, frozen=True, kw_only=True, tag="step.cancel"):

@@ -100,6 +100,11 @@ def alive(worker: WorkerId) -> str:
     return f"legato.alive.{worker}"
 
 
+def handover(worker: WorkerId) -> str:
+    """Request: the worker that takes a step over asks the one that has it."""
+    return f"legato.handover.{worker}"
+
+
 def vanished(cell: CellId) -> str:
     return f"legato.vanished.{cell}"
 

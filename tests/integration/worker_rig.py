@@ -44,7 +44,14 @@ class Rig:
         return step
 
     async def dispatch(  # what a dispatch says
-        self, step: StepId, attempt: int = 1, max_tokens: int = 40, accepted_ns: int = 0, prompt_tokens: int = 0, **sampling: object
+        self,
+        step: StepId,
+        attempt: int = 1,
+        max_tokens: int = 40,
+        accepted_ns: int = 0,
+        prompt_tokens: int = 0,
+        relieves: str = "",
+        **sampling: object,
     ) -> None:
         job = Job(
             model=ModelName("sim-small"),
@@ -53,7 +60,7 @@ class Rig:
             sampling=msgspec.convert(sampling, Sampling),
             accepted_ns=accepted_ns,
         )
-        message = StepDispatched(step=step, job=job, cell=CellId("local"), worker=self.worker, attempt=attempt)
+        message = StepDispatched(step=step, job=job, cell=CellId("local"), worker=self.worker, attempt=attempt, relieves=WorkerId(relieves))
         await (await self.bus.store(subjects.step_event(step, f"dispatched.{self.worker}"), ENCODER.encode(message)))
 
     async def revoke(self, step: StepId, reason: Reason, attempt: int = 1) -> None:

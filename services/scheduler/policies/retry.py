@@ -1,7 +1,7 @@
 """Whether a step that has no running attempt may have another one, and how it ends if not.
 
 Rule: not when somebody cancelled it, not when its deadline has passed, not when it has used up its attempts; in this order, because
-the first two are what the step's owner asked for.
+the first two are what the step's owner asked for. An attempt that was moved away from a worker that leaves did not fail.
 Inputs: the step, the time, `attempts_max`. Constants: configuration.
 """
 
@@ -28,7 +28,9 @@ def verdict(step: Step, now_ns: int, attempts_max: int) -> Verdict | None:
         return cancelled()
     if step.job.deadline_ns and now_ns >= step.job.deadline_ns:
         return expired(step)
-    if step.attempt >= attempts_max:
-        message = f"{step.attempt} attempts failed or were lost with their workers; the last one on {step.failed_on or 'an unknown worker'}"
+    if step.failures >= attempts_max:
+        message = (
+            f"{step.failures} attempts failed or were lost with their workers; the last one on {step.failed_on or 'an unknown worker'}"
+        )
         return Status.FAILED, Problem(reason=Reason.ATTEMPTS_EXHAUSTED, message=message)
     return None

@@ -19,6 +19,15 @@ DECODE_TOKENS_PER_S = 40.0
 
 def finish_s(uncached_tokens: int, output_tokens: int, load: Load) -> float:
     """Predicted seconds from now to the step's last token."""
-    prefill = (load.backlog_tokens + uncached_tokens) / (load.prefill_tokens_per_s or PREFILL_TOKENS_PER_S)
+    return prefill_s(uncached_tokens, load) + decode_s(output_tokens, load)
+
+
+def prefill_s(uncached_tokens: int, load: Load) -> float:
+    """Predicted seconds until the worker has computed what was placed there and these tokens."""
+    return (load.backlog_tokens + uncached_tokens) / (load.prefill_tokens_per_s or PREFILL_TOKENS_PER_S)
+
+
+def decode_s(output_tokens: int, load: Load) -> float:
+    """Predicted seconds for the output tokens of one stream."""
     crowd = 1.0 + CROWDING * load.busy / load.slots
-    return prefill + output_tokens / (load.decode_tokens_per_s or DECODE_TOKENS_PER_S) * crowd
+    return output_tokens / (load.decode_tokens_per_s or DECODE_TOKENS_PER_S) * crowd

@@ -1,0 +1,26 @@
+"""Away from workers that leave: which steps move, and where to. They take room like any other step, so that nobody's leaving crowds those
+who stay, and each survivor warms only as much as it can soon compute."""
+
+from services.scheduler.load import Load
+from services.scheduler.placement import choose
+from services.scheduler.plan import Plan
+from services.scheduler.policies.filter_warming import can_warm
+from services.scheduler.policies.leave import stays
+from shared.contracts.ids import ModelName
+
+
+def move(plan: Plan, model: ModelName, loads: list[Load], ready: int) -> None:
+    """Dispatch again what leaving workers of the model will not finish. `loads`: the ready workers with a free slot."""
+    for worker_id in plan.state.leaving:
+        worker = plan.state.workers[worker_id]
+        if worker.model != model or not worker.placed:
+            continue
+        left_s = (worker.leaves_ns - plan.now_ns) / 1e9
+        for step_id in worker.placed:
+            step = plan.state.steps[step_id]
+            settled = step_id in plan.touched or step.closed or step.revoked or step.cancelled
+            if settled or stays(step, Load(worker), left_s):
+                continue
+            choice = choose(step, [load for load in loads if can_warm(step, load)], ready)
+            if choice is not None:
+                plan.dispatch(step, choice, ready)
