@@ -27,6 +27,7 @@ STATUS: dict[Reason, int] = {
     Reason.PROMPT_LOST: 500,
     Reason.SUPERSEDED: 500,  # of an attempt, as the next one: no step ends with it
     Reason.HANDED_OVER: 500,
+    Reason.PREEMPTED: 500,
     Reason.CANCELLED: 499,  # cancelled by somebody else than the one who waits; not a status that clients retry
     Reason.INTERNAL: 500,
 }

@@ -14,7 +14,7 @@ from shared.core.catalogue import Catalogue
 SWEEP_NS = 5_000_000_000
 INCIDENT_NS = 1_000_000_000  # what one worker fails within is one failure: an engine that dies takes all its attempts with it
 # A worker that loads, drains or is full has not failed; others may take the step.
-REFUSALS = (Reason.NO_CAPACITY, Reason.QUEUE_FULL, Reason.HANDED_OVER)
+REFUSALS = (Reason.NO_CAPACITY, Reason.QUEUE_FULL, Reason.HANDED_OVER, Reason.PREEMPTED)
 
 
 class Route(msgspec.Struct, kw_only=True):

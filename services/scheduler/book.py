@@ -45,7 +45,8 @@ class Step(msgspec.Struct, kw_only=True, omit_defaults=True):
     produced: int = 0  # output tokens, as far as heard
     held: WorkerId = WorkerId("")  # a worker that leaves still runs `held_attempt`, until the one that has the step now goes on
     held_attempt: int = 0
-    moves: int = 0  # attempts that ended because another worker went on
+    moves: int = 0  # attempts that ended because another worker went on, or another step needed the room
+    preemptions: int = 0
     failed_on: WorkerId = WorkerId("")
     failed_ns: int = 0  # when a worker last reported a failure
     cancelled: bool = False
@@ -96,6 +97,7 @@ class State(msgspec.Struct, kw_only=True, omit_defaults=True):
     steps: dict[StepId, Step] = {}
     queues: dict[ModelName, Queue] = {}  # none is empty
     workers: dict[WorkerId, Worker] = {}
+    placed: dict[int, int] = {}  # steps on workers, by priority
     leaving: dict[WorkerId, None] = {}  # those that drain
     heard: dict[WorkerId, int] = {}  # when each worker was heard; the one that has been silent longest first
     awaiting: dict[StepId, int] = {}  # steps that have no match yet: routed when; oldest first
@@ -148,6 +150,7 @@ def take_out(state: State, step: Step) -> None:
     if step.worker:
         worker = state.workers[step.worker]
         del worker.placed[step.id]
+        _count(state, step.job.priority, -1)
         worker.reserved_blocks -= step.blocks
         worker.prefill_tokens -= step.prefill_tokens
         step.worker, step.blocks, step.prefill_tokens = WorkerId(""), 0, 0
@@ -175,13 +178,23 @@ def put_back(state: State, step: Step, failed_on: WorkerId) -> None:
     state.returned.append(step.id)
 
 
-def place(step: Step, worker: Worker, attempt: int, cached_tokens: int, now_ns: int) -> None:
+def place(state: State, step: Step, worker: Worker, attempt: int, cached_tokens: int) -> None:
+    now_ns = state.now_ns
+    _count(state, step.job.priority, 1)
     step.worker, step.attempt, step.placed_ns, step.seen_ns = worker.id, attempt, now_ns, now_ns
     step.blocks = blocks_needed(step.job, worker.block_tokens, cached_tokens)
     step.prefill_tokens = uncached_tokens(step.job, cached_tokens)
     worker.placed[step.id] = attempt
     worker.reserved_blocks += step.blocks
     worker.prefill_tokens += step.prefill_tokens
+
+
+def _count(state: State, priority: int, change: int) -> None:
+    count = state.placed.get(priority, 0) + change
+    if count:
+        state.placed[priority] = count
+    else:
+        del state.placed[priority]
 
 
 def lose_all(state: State, worker: Worker) -> None:

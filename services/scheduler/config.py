@@ -19,5 +19,6 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     dispatch_grace_ms: Annotated[int, Meta(ge=100, le=60_000)] = 1_000  # until the worker's beats must list an attempt
     lease_ms: Annotated[int, Meta(ge=500, le=600_000)] = 3_000  # a worker silent for longer has lost its attempts
     revoke_grace_ms: Annotated[int, Meta(ge=100, le=60_000)] = 3_000  # until a cancelled or expired attempt must have ended
+    preempt_gap: Annotated[int, Meta(ge=0, le=200)] = 10  # a step that waits stops one whose priority is lower by so much; 0: never
     attempts_max: Annotated[int, Meta(ge=1, le=100)] = 4
     report_ms: Annotated[int, Meta(ge=50, le=60_000)] = 500

@@ -4,7 +4,8 @@ Rules:
 - A step waits in its model's queue until a worker has room for it: placement.py says where it goes, policies/order.py which goes first.
   A step at the head for which there is no room holds the others back, so that big ones are not starved. One that only waits for the
   registry's answer does not; it waits `match_wait_ms`, and only where there is a choice and the registry was heard lately. Nor does one
-  that waits for another worker than the one on which it failed.
+  that waits for another worker than the one on which it failed. Where the head is more urgent than what runs, one of those may have to give
+  way (policies/preempt.py).
 - A new step beyond `queue_max` sheds the last in order.
 - An attempt is lost when its worker is silent for `lease_ms`, does not list it in its beats for `dispatch_grace_ms`, starts anew, says
   good-bye or has lost its connection (prober.py); it is void then, and the step goes back to its place in the queue, up to
@@ -36,6 +37,8 @@ from services.scheduler.placement import choose
 from services.scheduler.plan import Plan
 from services.scheduler.policies import retry
 from services.scheduler.policies.filter_fits import could_ever_fit
+from services.scheduler.policies.preempt import gives_way
+from services.scheduler.queue import Queue
 from services.scheduler.report import queue_report, report
 from services.scheduler.state import apply
 from shared.contracts.envelope import Message, Tick
@@ -155,22 +158,29 @@ def _settle_returned(plan: Plan) -> None:
 
 
 def dispatch(plan: Plan, model: ModelName) -> None:
-    """Place steps in the order of the queue, until the next one has no room."""
+    """Place what moves, then steps in the order of the queue, until the next one has no room; that one may take another's."""
     queue = plan.state.queues.get(model)
-    if (queue is None and not plan.state.leaving) or not has_slot(plan.state, model):
+    if queue is None and not plan.state.leaving:
         return
-    workers = plan.ready_workers(model)
-    heard, ready = plan.state.heard, len(workers)
-    loads = [Load(worker, heard[worker.id]) for worker in workers if busy_slots(worker) < worker.capacity.slots]
-    if plan.state.leaving:
-        move(plan, model, loads, ready)
+    if has_slot(plan.state, model):
+        workers = plan.ready_workers(model)
+        heard, ready = plan.state.heard, len(workers)
+        loads = [Load(worker, heard[worker.id]) for worker in workers if busy_slots(worker) < worker.capacity.slots]
+        if plan.state.leaving:
+            move(plan, model, loads, ready)
+        if queue is not None:
+            _place(plan, queue, loads, ready)
+    if queue is not None:
+        _preempt(plan, queue, model)
+
+
+def _place(plan: Plan, queue: Queue, loads: list[Load], ready: int) -> None:
     free = sum(load.slots - load.busy for load in loads)
-    if free == 0 or queue is None:
+    if free == 0:
         return
-    wait_ns = int(plan.config.match_wait_ms * MS) if _match_expected(plan, ready) else 0
     for _, _, step_id in queue.keys:
         step = plan.state.steps[step_id]
-        if step_id in plan.touched or (step.cached is None and step.attempt == 0 and plan.now_ns < step.routed_ns + wait_ns):
+        if step_id in plan.touched or _match_expected(plan, step, ready):
             continue
         choice = choose(step, loads, ready)
         if choice is not None:
@@ -184,8 +194,29 @@ def dispatch(plan: Plan, model: ModelName) -> None:
             return
 
 
-def _match_expected(plan: Plan, ready: int) -> bool:
-    return ready > 1 and plan.now_ns - plan.state.matched_ns <= REGISTRY_HEARD_NS
+def _preempt(plan: Plan, queue: Queue, model: ModelName) -> None:
+    """For the first that still waits, stop one that is less urgent, if that makes room."""
+    gap, placed = plan.config.preempt_gap, plan.state.placed
+    if not gap or not placed or min(placed) > -queue.keys[0][0] - gap:
+        return
+    steps, touched = plan.state.steps, plan.touched
+    head = next((steps[key[2]] for key in queue.keys if key[2] not in touched), None)
+    workers = plan.ready_workers(model)
+    if head is None or _match_expected(plan, head, len(workers)):  # it may yet find room
+        return
+    running = ((steps[step], worker) for worker in workers for step in worker.placed if step not in touched)
+    able = ((step, worker) for step, worker in running if not (step.revoked or step.closed or step.cancelled))
+    victim = gives_way(head.job, able, gap)
+    if victim is not None:
+        plan.revoke(victim, Reason.PREEMPTED)
+
+
+def _match_expected(plan: Plan, step: Step, ready: int) -> bool:
+    """Whether the step still waits for the registry's answer: where there is a choice, for a moment, if the registry was heard lately."""
+    if step.cached is not None or step.attempt or ready <= 1:
+        return False
+    heard = plan.now_ns - plan.state.matched_ns <= REGISTRY_HEARD_NS
+    return heard and plan.now_ns < step.routed_ns + int(plan.config.match_wait_ms * MS)
 
 
 def _can_wait(plan: Plan, step: Step) -> bool:

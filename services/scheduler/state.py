@@ -122,7 +122,7 @@ def _on_dispatched(state: State, event: StepDispatched, now_ns: int) -> None:
         step.held, step.held_attempt = step.worker, step.attempt
         step.moves += 1
     take_out(state, step)
-    place(step, state.workers[event.worker], event.attempt, event.cached_tokens, now_ns)
+    place(state, step, state.workers[event.worker], event.attempt, event.cached_tokens)
 
 
 def _on_revoked(state: State, event: StepRevoked, now_ns: int) -> None:
@@ -133,7 +133,10 @@ def _on_revoked(state: State, event: StepRevoked, now_ns: int) -> None:
         step.revoked = True
         state.revoked[step.id] = now_ns
     else:
-        put_back(state, step, event.worker)
+        preempted = event.reason is Reason.PREEMPTED
+        step.preemptions += preempted
+        step.moves += preempted
+        put_back(state, step, WorkerId("") if preempted else event.worker)
         state.due = True
 
 
@@ -238,7 +241,7 @@ def _confirm(state: State, step: Step, worker: Worker, item: RunningStep, now_ns
     moved = item.attempt == step.attempt and step.worker not in ("", worker.id)
     if moved or (item.attempt > step.attempt and step.problem is None):
         take_out(state, step)
-        place(step, worker, item.attempt, 0, now_ns)
+        place(state, step, worker, item.attempt, 0)
     if step.worker != worker.id or step.attempt != item.attempt:
         return False
     step.seen_ns = now_ns

@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 REVOKED_ENDS = {Reason.CANCELLED: Status.CANCELLED, Reason.DEADLINE_PASSED: Status.EXPIRED}
 LEAVING = {
     Reason.NO_CAPACITY: "the worker drains and hands the step back",
+    Reason.PREEMPTED: "a step of higher priority took its room",
     Reason.HANDED_OVER: "the worker leaves, and another one has gone on with the step",
 }
 
@@ -97,7 +98,10 @@ class Attempt:
 
     async def revoke(self, reason: Reason) -> None:
         """Stop because the scheduler says so."""
-        self._revoked = reason
+        if reason is Reason.PREEMPTED:
+            self._leaving = reason
+        else:
+            self._revoked = reason
         await self._abort()
 
     async def hand_back(self) -> None:

@@ -36,6 +36,7 @@ class Reason(StrEnum):
     PROMPT_LOST = "prompt_lost"
     CANCELLED = "cancelled"
     SUPERSEDED = "superseded"  # of an attempt only, never of a step: another attempt, or the step's end, made it void
+    PREEMPTED = "preempted"  # of an attempt only: a step of higher priority took its room; the step goes on later
     HANDED_OVER = "handed_over"  # of an attempt only: the next one has gone on with the step, before its worker left
     INTERNAL = "internal_error"
 

@@ -190,6 +190,21 @@ async def test_a_revocation_for_any_other_reason_is_silent(bus: Bus) -> None:
         assert await bus.last(STEPS.name, subjects.step_event(step, "ended.local")) is None
 
 
+async def test_a_preempted_attempt_sends_its_bill_and_leaves_its_output_to_the_next(bus: Bus) -> None:
+    async with working(bus, "simulated.law=8b-h100") as rig:
+        step = await rig.prompt(list(b"Play for ever."))
+        await rig.dispatch(step, max_tokens=20_000)
+        await first(bus, OUT.name, subjects.out(step), Output)
+        await rig.revoke(step, Reason.PREEMPTED)
+        report = await rig.ended(step)
+        stored = await captured.read(bus, step)
+    assert report.problem is not None
+    assert (report.status, report.problem.reason, report.retryable) == (Status.FAILED, Reason.PREEMPTED, True)
+    assert report.gpu_s > 0
+    assert stored.end is None
+    assert len(stored.tokens) == report.usage.output_tokens
+
+
 async def test_a_draining_worker_hands_back_what_it_cannot_finish(bus: Bus) -> None:
     async with working(bus, "simulated.law=8b-h100", "worker.drain_timeout_s=0.1") as rig:
         step = await rig.prompt(list(b"Play for ever."))
