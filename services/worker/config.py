@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from services.worker.notices.config import NoticesConfig
 from shared.contracts.fleet import Hardware
 from shared.contracts.ids import CellId
 
@@ -24,3 +25,4 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
         10.0  # between two output messages of an attempt, the first and the last excepted
     )
     restart_wait_max_s: Annotated[float, Meta(ge=0.1, le=600)] = 30.0  # between starts of an engine that keeps dying
+    notices: NoticesConfig = NoticesConfig()  # who tells that this machine will be gone
