@@ -92,17 +92,21 @@ class Presence:
         self.state = state
         if state is WorkerState.LOADING:
             self.epoch, self._relay.seq = max(now_ns() // 1_000_000, self.epoch + 1), 0
-        log.info("worker is %s", state)
+        await self._tell()
+
+    async def leave(self, leaves_ns: int) -> None:
+        """Drain, for good; `leaves_ns`: when what is left will be handed back. It may be said again, for an earlier time."""
+        self._leaves_ns = min(leaves_ns, self._leaves_ns or leaves_ns)
+        self.state = WorkerState.DRAINING
+        await self._tell()
+
+    async def _tell(self) -> None:
+        log.info("worker is %s", self.state)
         try:
             await self._register()
             await self._beat()
         except LegatoError as error:  # the next heartbeat says it again
-            log.warning("state not told", extra={"state": state, "error": str(error)})
-
-    async def leave(self, leaves_ns: int) -> None:
-        """Drain, for good; `leaves_ns`: when what is left will be handed back."""
-        self._leaves_ns = leaves_ns
-        await self.enter(WorkerState.DRAINING)
+            log.warning("state not told", extra={"state": self.state, "error": str(error)})
 
     async def run(self) -> None:
         """Beat for ever; register again at intervals, for listeners that came late."""

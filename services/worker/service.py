@@ -12,6 +12,7 @@ from services.worker.config import WorkerConfig
 from services.worker.engines.choice import build
 from services.worker.fleet import Presence
 from services.worker.kv_relay import KvRelay
+from services.worker.notices.watch import watch
 from services.worker.prompts import Prompts
 from shared.contracts import subjects
 from shared.contracts.fleet import WorkerState
@@ -71,7 +72,9 @@ class Worker:
             await self._bus.subscribe(subjects.kv_resync(self._id), self._relay.on_resync)
             serving = self._tasks.create_task(self._serve())
             beating = self._tasks.create_task(self._presence.run())
+            noticing = self._tasks.create_task(self._leave_at_notice())
             await self._context.stop.wait()
+            noticing.cancel()
             await self._drain()
             for task in (serving, beating, *self._running):
                 task.cancel()
@@ -88,7 +91,7 @@ class Worker:
                 log.error("the engine did not start: %s", error)
             else:
                 wait_s = min(wait_s, 0.5) if await self._serve_until_death() else wait_s
-            if self._context.stop.is_set():
+            if self._presence.state is WorkerState.DRAINING:
                 return
             await self._presence.enter(WorkerState.DOWN)
             await asyncio.sleep(wait_s)
@@ -191,16 +194,26 @@ class Worker:
         except BusError as error:  # then the asker looks what is stored
             log.warning("not told what was handed over", extra={"step": asked.step, "error": str(error)})
 
+    async def _leave_at_notice(self) -> None:
+        """Once this machine's end is told, have nothing on it when it comes. The process stays, so that nobody starts it again here."""
+        notice = await watch(self._config.notices)
+        left_s = max(0.0, (notice.gone_ns - now_ns()) / 1e9)
+        await self._hand_on(left_s - min(HAND_BACK_TIMEOUT_S, left_s / 2))
+
     async def _drain(self) -> None:
-        """Take nothing new, let running attempts finish or be handed over, hand back what is left, stop the engine."""
-        await self._presence.leave(now_ns() + int(self._config.drain_timeout_s * 1e9))
-        if not await self._all_done(self._config.drain_timeout_s):
-            for attempt in list(self._attempts.values()):
-                await attempt.hand_back()
-            await self._all_done(HAND_BACK_TIMEOUT_S)
+        """Take nothing new, have nothing left, stop the engine."""
+        await self._hand_on(self._config.drain_timeout_s)
         await self._engine.drain(self._config.drain_timeout_s)
         if self._running:
             await asyncio.wait(self._running, timeout=HAND_BACK_TIMEOUT_S)
+
+    async def _hand_on(self, within_s: float) -> None:
+        """Let running attempts finish or be taken over by others, and hand back what is left then."""
+        await self._presence.leave(now_ns() + int(within_s * 1e9))
+        if not await self._all_done(within_s):
+            for attempt in list(self._attempts.values()):
+                await attempt.hand_back()
+            await self._all_done(HAND_BACK_TIMEOUT_S)
 
     async def _all_done(self, timeout_s: float) -> bool:
         """Whether no attempt was left within the time."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -13,7 +14,7 @@ from shared.contracts import subjects
 from shared.contracts.fleet import WorkerBeat, WorkerGone, WorkerRegistered, WorkerState
 from shared.contracts.ids import CellId, StepId, WorkerId
 from shared.contracts.kv import KvChanged, KvSnapshot
-from shared.contracts.outcomes import FinishReason, Reason, Status
+from shared.contracts.outcomes import FinishReason, Problem, Reason, Status
 from shared.contracts.output import Output
 from shared.contracts.steps import AttemptEnded
 from shared.contracts.streams import FLEET, OUT, STEPS
@@ -215,6 +216,37 @@ async def test_a_draining_worker_hands_back_what_it_cannot_finish(bus: Bus) -> N
     assert report.status is Status.FAILED
     assert report.retryable
     assert (await captured.read(bus, step)).end is None
+    gone = await bus.last(FLEET.name, subjects.worker(rig.worker))
+    assert gone is not None
+    assert msgspec.json.decode(gone.data, type=WorkerGone).worker == rig.worker
+
+
+async def test_a_worker_whose_machine_is_to_go_leaves_before_it_and_stays_away(bus: Bus, tmp_path: Path) -> None:
+    notice = tmp_path / "notice"
+    told: asyncio.Queue[WorkerRegistered] = asyncio.Queue()
+
+    async def take(msg: Msg) -> None:
+        message = msgspec.json.decode(msg.data, type=WorkerRegistered | WorkerGone)
+        if isinstance(message, WorkerRegistered) and message.state is WorkerState.DRAINING:
+            told.put_nowait(message)
+
+    settings = ("simulated.law=8b-h100", f"worker.notices.file={notice}", "worker.notices.poll_ms=50")
+    async with working(bus, *settings) as rig:
+        subscription = await bus.subscribe(subjects.worker(rig.worker), take)
+        step = await rig.prompt(list(b"Play for ever."))
+        await rig.dispatch(step, max_tokens=20_000)
+        await first(bus, OUT.name, subjects.out(step), Output)
+        before_ns = now_ns()
+        notice.write_text('{"seconds": 1, "why": "the rack is moved"}')
+        registered = await asyncio.wait_for(told.get(), LIMIT_S)
+        assert before_ns < registered.leaves_ns < before_ns + 1_000_000_000
+        report = await rig.ended(step)
+        assert (report.status, report.retryable) == (Status.FAILED, True)
+        assert (await beat_of(rig)).state is WorkerState.DRAINING, "it still says what it is, and is not gone"
+        late = await rig.prompt(list(b"Too late."))
+        await rig.dispatch(late)
+        assert (await rig.ended(late)).problem == Problem(reason=Reason.NO_CAPACITY, message="the worker is draining")
+    await subscription.unsubscribe()
     gone = await bus.last(FLEET.name, subjects.worker(rig.worker))
     assert gone is not None
     assert msgspec.json.decode(gone.data, type=WorkerGone).worker == rig.worker
