@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from legato import Client
-from legato.client import Step
+from legato import Client, Step
 from legato.fleet import Fleet
 from shared.contracts.outcomes import Reason, Status
 from tests.acceptance.conftest import running_fleet

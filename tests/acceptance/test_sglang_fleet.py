@@ -14,7 +14,7 @@ import psutil
 import pytest
 from openai import AsyncOpenAI, BadRequestError
 
-from legato import Client
+from legato import Client, Step
 from legato.fleet import Fleet
 from services.worker.engines.sglang_config import SglangConfig
 from shared.contracts.fleet import WorkerBeat
@@ -134,29 +134,33 @@ async def next_beat(beats: Any) -> WorkerBeat:
     return msgspec.json.decode((await beats.next_msg(LIMIT_S)).data, type=WorkerBeat)
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [{"ignore_eos": True}, {"json_schema": NAMES, "temperature": 0.8, "seed": 1, "frequency_penalty": 0.5}],
-    ids=["greedy", "seeded JSON with penalties"],
-)
-async def test_a_killed_engine_interrupts_no_sentence(fleet: Fleet, client: Client, sampling: dict[str, Any]) -> None:
-    request: dict[str, Any] = {**GREEDY, "max_tokens": 120, **sampling}
-    undisturbed = await (await client.submit(**request)).result(LIMIT_S)
-    launcher = engine_processes(fleet)[0]
-    step = await client.submit(**request)
+async def test_a_killed_engine_interrupts_no_sentence(fleet: Fleet, client: Client) -> None:
+    """Two at once, one of them with all that a resumed run has to carry over."""
+    samplings = ({"ignore_eos": True}, {"json_schema": NAMES, "temperature": 0.8, "seed": 1, "frequency_penalty": 0.5})
+    requests = [{**GREEDY, "max_tokens": 120, **sampling} for sampling in samplings]
+    undisturbed = [await (await client.submit(**request)).result(LIMIT_S) for request in requests]
+    steps = [await client.submit(**request) for request in requests]
+    begun = [asyncio.Event() for _ in steps]
+    reading = [asyncio.create_task(read(step, event)) for step, event in zip(steps, begun, strict=True)]
+    async with asyncio.timeout(LIMIT_S):
+        for event in begun:
+            await event.wait()
+        os.kill(engine_processes(fleet)[0].pid, signal.SIGKILL)
+        streamed = [await each for each in reading]
+        for step, tokens, expected in zip(steps, streamed, undisturbed, strict=True):
+            assert (step.so_far.status, step.so_far.text, tokens) == (Status.SUCCEEDED, expected.text, expected.tokens)
+            while (record := await client.record(step.id)).status is not StepState.SUCCEEDED:  # noqa: ASYNC110  it can only be asked
+                await asyncio.sleep(0.1)
+            assert [attempt.status for attempt in record.attempts][-1] is Status.SUCCEEDED
+            assert len(record.attempts) > 1
+
+
+async def read(step: Step, begun: asyncio.Event) -> list[int]:
+    """All tokens; `begun` once there are a few."""
     tokens: list[int] = []
-    killed = False
-    async with asyncio.timeout(LIMIT_S):
-        async for output in step:
-            assert output.offset == len(tokens)
-            tokens += output.tokens
-            if len(tokens) >= 20 and not killed:
-                os.kill(launcher.pid, signal.SIGKILL)
-                killed = True
-    result = step.so_far
-    assert (result.status, result.text, tokens) == (Status.SUCCEEDED, undisturbed.text, undisturbed.tokens)
-    async with asyncio.timeout(LIMIT_S):
-        while (record := await client.record(step.id)).status is not StepState.SUCCEEDED:  # noqa: ASYNC110  it can only be asked
-            await asyncio.sleep(0.1)
-    assert [attempt.status for attempt in record.attempts][-1] is Status.SUCCEEDED
-    assert len(record.attempts) > 1
+    async for output in step:
+        assert output.offset == len(tokens)
+        tokens += output.tokens
+        if len(tokens) >= 20:
+            begun.set()
+    return tokens
