@@ -40,7 +40,7 @@ check: setup  ## format, lint, types, import rules, sizes, documents
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
-	@$(BIN)/python deploy/check_sizes.py
+	@$(BIN)/python deploy/check_files.py
 	@$(BIN)/hadolint --failure-threshold error deploy/Dockerfile deploy/engine/Dockerfile
 	@$(BIN)/python docs/generate.py --check
 
