@@ -2,34 +2,28 @@
 
 import asyncio
 import hashlib
-import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
 import msgspec
-import nats.errors
 
 from legato.outcome import Gathering, NotEnded, Result
 from legato.request import StepRequest, checked_id, encoded, to_submission
 from legato.served import Served, read_served
-from legato.workflow import Workflow, opening
+from legato.workflow import Workflow, in_client_words
 from shared.contracts import subjects
 from shared.contracts.ids import StepId
 from shared.contracts.outcomes import Problem, Reason
 from shared.contracts.output import Output
-from shared.contracts.steps import CancelRequested, StepRecord, StepState
+from shared.contracts.steps import StepRecord, StepState
 from shared.contracts.streams import OUT
 from shared.core.errors import LegatoError
-from shared.core.machine import ENCODER
 from shared.runtime.bus import Bus, BusConfig
-from shared.runtime.clock import now_ns
 from shared.runtime.ids import new_id, new_trace
 from shared.runtime.output_reader import OutputReader
+from shared.runtime.workflow_run import ask, cancel, opening
 
-log = logging.getLogger(__name__)
-
-RECORD_TIMEOUT_S = 10.0
 AnswerT = TypeVar("AnswerT", bound=msgspec.Struct)
 SILENCE_MAX_S = 3_700.0  # without any output: longer than any deadline that admission grants by default, so nobody is there
 
@@ -90,7 +84,8 @@ class Client:
         """A program of many steps that can be killed and started again: `async with client.workflow("report", id="q3") as wf`.
 
         `deadline_s`: from the first opening on; its steps must end before. Raises Refused for an id that cannot be."""
-        return Workflow(self, opening(id, kind, self.key, deadline_s, steps_planned))
+        with in_client_words():
+            return Workflow(self, opening(id, kind, self.key, deadline_s, steps_planned))
 
     async def stream(self, **request: Unpack[StepRequest]) -> AsyncGenerator[str, None]:
         """Submit and yield the text as it comes. Leaving the loop early cancels the step. Raises Refused, Failed."""
@@ -131,16 +126,11 @@ class Client:
 
     async def ask(self, subject: str, kind: type[AnswerT], payload: bytes = b"") -> AnswerT | None:
         """An answer of the workflow service; None when there is none in time."""
-        try:
-            answer = await self.bus.client.request(subject, payload, timeout=RECORD_TIMEOUT_S)
-        except (nats.errors.Error, TimeoutError) as error:
-            log.debug("not answered", extra={"subject": subject, "error": str(error)})
-            return None
-        return msgspec.json.decode(answer.data, type=kind)
+        return await ask(self.bus, subject, kind, payload)
 
     async def cancel(self, step_id: str, why: str = "") -> None:
         """Ask the fleet to stop a step; returns once the request is stored. A step that has ended stays as it is."""
-        await _cancel(self.bus, checked_id(step_id), why)
+        await cancel(self.bus, checked_id(step_id), why)
 
     async def models(self) -> list[Served]:
         """The models that workers have reported in the last minute, by name."""
@@ -210,9 +200,4 @@ class Step:
 
     async def cancel(self, why: str = "") -> None:
         """Ask the fleet to stop it; returns once the request is stored. The output still ends, as cancelled."""
-        await _cancel(self._bus, self.id, why)
-
-
-async def _cancel(bus: Bus, step: StepId, why: str) -> None:
-    request = CancelRequested(step=step, why=why, time_ns=now_ns())
-    await (await bus.store(subjects.cancel(step), ENCODER.encode(request)))
+        await cancel(self._bus, self.id, why)

@@ -7,6 +7,7 @@ from shared.contracts.outcomes import FinishReason, Problem, Reason, Status, Usa
 from shared.contracts.output import End, Output, TokenLogprob
 from shared.contracts.steps import StepRecord
 from shared.core.errors import LegatoError
+from shared.core.workflows import output_of
 
 
 class Result(msgspec.Struct, kw_only=True):
@@ -53,13 +54,11 @@ class Gathering:
     @classmethod
     def of_record(cls, record: StepRecord) -> "Gathering | None":
         """From what Postgres has, once it has the end; logprobs are not kept there."""
-        try:
-            status = Status(record.status)
-        except ValueError:  # queued, running, or not known
+        output = output_of(record)
+        if output is None:
             return None
         gathering = cls(record.step)
-        end = End(status=status, finish_reason=record.finish_reason or FinishReason.STOP, usage=record.usage, problem=record.problem)
-        gathering.add(Output(tokens=record.tokens, text=record.text, end=end))
+        gathering.add(output)
         return gathering
 
     def add(self, output: Output) -> None:
