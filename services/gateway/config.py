@@ -24,3 +24,6 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     connection_idle_ms: Annotated[int, Meta(ge=1)] = 75_000  # of a connection between two requests
     drain_timeout_ms: Annotated[int, Meta(ge=0)] = 10_000  # for requests in flight on SIGTERM; then they are cut off
     worker_silent_ms: Annotated[int, Meta(ge=1)] = 35_000  # workers repeat their cards every 10 s; older ones are not listed
+    workflow_run_ms: Annotated[int, Meta(ge=0, le=3_600_000)] = 60_000  # how long the record of a workflow is kept after it was read
+    workflow_steps_kept_max: Annotated[int, Meta(ge=0)] = 100_000  # of all records that are kept
+    workflow_wait_ms: Annotated[int, Meta(ge=0)] = 5_000  # for the workflow service or its Postgres to come back; then 503

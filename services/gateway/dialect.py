@@ -5,8 +5,8 @@ of `Neutral` in any value that would change something. What comes out is a submi
 decoding it as admission does, so that they stand in one place (shared/contracts/steps.py).
 
 Shapes: OpenAI's API reference, chat and completions (https://platform.openai.com/docs/api-reference); top_k, min_p, repetition_penalty,
-min_tokens, ignore_eos, stop_token_ids, json_schema, regex and ebnf as in SGLang. Headers: Authorization, X-Legato-Timeout-Ms,
-X-Legato-Priority, X-Legato-Workflow.
+min_tokens, ignore_eos, stop_token_ids, json_schema, regex and ebnf as in SGLang; nvext as in nvext.py. Headers: Authorization,
+X-Legato-Timeout-Ms, X-Legato-Priority, and those of belonging.py.
 """
 
 import hashlib
@@ -16,13 +16,17 @@ from typing import Any, Literal
 
 import msgspec
 
+from services.gateway.belonging import Belonging, read_belonging
+from services.gateway.nvext import NEUTRAL as NEUTRAL_NVEXT
+from services.gateway.nvext import NvExt, session_of
 from shared.contracts.outcomes import Problem, Reason
 from shared.contracts.steps import ChatMessage, Sampling, Submission
+from shared.core.workflows import Unfit
 
 COMPLETION_TOKENS_DEFAULT = 16  # OpenAI's default of max_tokens in /v1/completions; chat has none
 NAME_MAX = 64  # characters of a name that are repeated to its sender
 TEXT_MAX = 200  # characters of a complaint, which may quote a value
-_HEADERS = {"timeout_ms": "X-Legato-Timeout-Ms", "priority": "X-Legato-Priority", "workflow": "X-Legato-Workflow"}
+_HEADERS = {"timeout_ms": "X-Legato-Timeout-Ms", "priority": "X-Legato-Priority"}
 _INTEGER = re.compile(r"-?[0-9]{1,12}")
 
 
@@ -88,6 +92,7 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     user: str | None = None
+    nvext: NvExt | None = None
     n: Any = None
     metadata: Any = None
     store: Any = None
@@ -152,6 +157,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     data: bytes
     stream: bool = False
     include_usage: bool = False
+    belonging: Belonging | None = None
 
     @property
     def chat(self) -> bool:
@@ -170,10 +176,10 @@ def read_request(body: bytes, headers: Mapping[str, str], *, chat: bool) -> Aske
     """The request of one HTTP body, or what is wrong with it."""
     try:
         return _read_chat(body, headers) if chat else _read_completion(body, headers)
-    except _Refused as refused:
+    except (_Refused, Unfit) as refused:
         return refused.problem
     except msgspec.ValidationError as error:
-        return _explain(error)
+        return explain(error)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return Problem(reason=Reason.INVALID, message=f"the body should be JSON: {error}")
     except RecursionError:
@@ -193,8 +199,9 @@ def _read_chat(data: bytes, headers: Mapping[str, str]) -> Asked:
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     messages = [_message(message, index) for index, message in enumerate(body.messages)]
     sampling = _formatted(_sampling(body, limit, logprobs), body.response_format)
-    submission = Submission(model=body.model, messages=messages, sampling=sampling, **_common(body, headers))
-    return _asked(body, submission, {"max_tokens": given, "logprobs": "top_logprobs"})
+    common, belonging = _common(body, headers)
+    submission = Submission(model=body.model, messages=messages, sampling=sampling, **common)
+    return _asked(body, submission, belonging, {"max_tokens": given, "logprobs": "top_logprobs"})
 
 
 def _read_completion(data: bytes, headers: Mapping[str, str]) -> Asked:
@@ -202,11 +209,12 @@ def _read_completion(data: bytes, headers: Mapping[str, str]) -> Asked:
     _refuse_unsupported(body, _NEUTRAL_COMPLETION)
     limit = COMPLETION_TOKENS_DEFAULT if body.max_tokens is None else body.max_tokens
     sampling = _sampling(body, limit, body.logprobs)
-    submission = Submission(model=body.model, prompt=_prompt(body.prompt), sampling=sampling, **_common(body, headers))
-    return _asked(body, submission, {})
+    common, belonging = _common(body, headers)
+    submission = Submission(model=body.model, prompt=_prompt(body.prompt), sampling=sampling, **common)
+    return _asked(body, submission, belonging, {})
 
 
-def _asked(body: _Body, submission: Submission, names: Mapping[str, str]) -> Asked:
+def _asked(body: _Body, submission: Submission, belonging: Belonging | None, names: Mapping[str, str]) -> Asked:
     if body.stream_options is not None and not body.stream:
         raise _invalid("stream_options", "stream_options needs stream to be true")
     options = body.stream_options or _StreamOptions()
@@ -216,24 +224,33 @@ def _asked(body: _Body, submission: Submission, names: Mapping[str, str]) -> Ask
     try:
         _SUBMISSION.decode(data)
     except msgspec.ValidationError as error:
-        raise _Refused(_explain(error, names)) from error
-    return Asked(submission=submission, data=data, stream=bool(body.stream), include_usage=bool(options.include_usage))
+        raise _Refused(explain(error, names)) from error
+    stream, usage = bool(body.stream), bool(options.include_usage)
+    return Asked(submission=submission, data=data, stream=stream, include_usage=usage, belonging=belonging)
 
 
 # --- parts of a request ------------------------------------------------------------------------------------------------------
 
 
 def _refuse_unsupported(body: _Body, neutral: Neutral) -> None:
+    _refuse_unless(body, neutral, "")
+    if body.nvext is not None:
+        _refuse_unless(body.nvext, NEUTRAL_NVEXT, "nvext.")
+
+
+def _refuse_unless(given: msgspec.Struct, neutral: Neutral, prefix: str) -> None:
     for name, allowed in neutral.items():
-        value = getattr(body, name)
+        value = getattr(given, name)
         if value is not None and not any(type(value) is type(each) and value == each for each in allowed):
-            raise _unsupported(name)
+            raise _unsupported(prefix + name)
 
 
 def _sampling(body: _Body, max_tokens: int | None, logprobs: int | None) -> Sampling:
     given = {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
     if body.stop is not None:
         given["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
+    if body.nvext is not None and body.nvext.greed_sampling:
+        given["temperature"] = 0.0
     for token in body.logit_bias or ():
         if not (token.isascii() and token.isdecimal()):
             raise _invalid("logit_bias", f"the keys of logit_bias should be token ids, not {token[:NAME_MAX]!r}")
@@ -273,22 +290,35 @@ def _prompt(prompt: str | list[int | str | list[int]]) -> str | list[int]:
     return prompt[0]  # type: ignore[return-value]  # the only int was handled above
 
 
-def _common(body: _Body, headers: Mapping[str, str]) -> dict[str, Any]:
-    common: dict[str, Any] = {"key": _key(headers.get("Authorization", "")), "user": body.user or ""}
-    for field in ("timeout_ms", "priority"):
-        text = headers.get(_HEADERS[field], "").strip()
+def _common(body: _Body, headers: Mapping[str, str]) -> tuple[dict[str, Any], Belonging | None]:
+    """What every submission says of itself, and the workflow that it belongs to."""
+    common: dict[str, Any] = {"key": _key(headers), "user": body.user or ""}
+    for field, name in _HEADERS.items():
+        text = headers.get(name, "").strip()
         if text:
             if not _INTEGER.fullmatch(text):
-                raise _invalid(_HEADERS[field], f"{_HEADERS[field]} should be an integer")
+                raise _invalid(name, f"{name} should be an integer")
             common[field] = int(text)
-    common["workflow"] = headers.get(_HEADERS["workflow"], "")
-    if not common["workflow"].isascii():
-        raise _invalid(_HEADERS["workflow"], f"{_HEADERS['workflow']} should be ASCII")
-    return common
+    hints = body.nvext.agent_hints if body.nvext is not None else None
+    if hints is not None and hints.priority is not None and hints.priority != common.setdefault("priority", hints.priority):
+        raise _invalid("nvext.agent_hints.priority", f"nvext.agent_hints.priority and {_HEADERS['priority']} differ; give one of them")
+    belonging = read_belonging(headers, common["key"], session_of(body.nvext, headers))
+    if belonging is not None:
+        common["workflow"], common["step_key"] = belonging.workflow, belonging.name
+    return common, belonging
 
 
-def _key(authorization: str) -> str:
+def read_key(headers: Mapping[str, str]) -> str | Problem:
+    """Who asks: `sha256:…` of the API key, empty where there is none."""
+    try:
+        return _key(headers)
+    except _Refused as refused:
+        return refused.problem
+
+
+def _key(headers: Mapping[str, str]) -> str:
     """What the fleet is told of an API key: never the key itself."""
+    authorization = headers.get("Authorization", "")
     if not authorization:
         return ""
     scheme, _, key = authorization.partition(" ")
@@ -304,7 +334,7 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
 
 
-def _explain(error: msgspec.ValidationError, names: Mapping[str, str] | None = None) -> Problem:
+def explain(error: msgspec.ValidationError, names: Mapping[str, str] | None = None) -> Problem:
     """msgspec's `Expected X, got Y - at $.a.b` as a refusal that names the parameter. `names`: field of the submission -> as sent."""
     text, _, path = str(error).rpartition(" - at `") if " - at `" in str(error) else (str(error), "", "")
     where = path.rstrip("`").removeprefix("$").removeprefix(".").removeprefix("sampling.")

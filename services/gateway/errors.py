@@ -8,6 +8,7 @@ import msgspec
 
 from shared.contracts.outcomes import Problem, Reason, Status
 from shared.contracts.output import End
+from shared.core.workflows import AnotherKey, DeadlinePassed, InputChanged, NoWorkflow, WorkflowEnded, WorkflowError
 
 STATUS: dict[Reason, int] = {
     Reason.INVALID: 400,
@@ -31,6 +32,15 @@ STATUS: dict[Reason, int] = {
     Reason.CANCELLED: 499,  # cancelled by somebody else than the one who waits; not a status that clients retry
     Reason.INTERNAL: 500,
 }
+# Status, code and parameter of what a workflow cannot do.
+CONFLICTS: dict[type[WorkflowError], tuple[int, str, str | None]] = {
+    InputChanged: (409, "input_changed", "X-Legato-Step-Key"),
+    WorkflowEnded: (409, "workflow_ended", "X-Legato-Workflow"),
+    DeadlinePassed: (409, "workflow_deadline_passed", "X-Legato-Workflow"),
+    AnotherKey: (403, "workflow_of_another_key", "X-Legato-Workflow"),
+    NoWorkflow: (404, "workflow_not_found", None),
+    WorkflowError: (409, "workflow_error", "X-Legato-Workflow"),
+}
 RETRY_AFTER_MS_MIN = 1_000  # where a problem says "later" without saying when
 _REASON_OF = {Status.CANCELLED: Reason.CANCELLED, Status.EXPIRED: Reason.DEADLINE_PASSED, Status.SHED: Reason.NO_CAPACITY}
 
@@ -51,7 +61,12 @@ def headers_of(problem: Problem) -> dict[str, str]:
 def body_of(problem: Problem) -> bytes:
     """The error object. The fleet names parameters as a submission has them, where sampling is an object of its own."""
     param = problem.param.removeprefix("sampling.") or None
-    return error_body(problem.message, _type_of(status_of(problem)), param=param, code=problem.reason.value)
+    return error_body(problem.message, type_of(status_of(problem)), param=param, code=problem.reason.value)
+
+
+def conflict_of(error: WorkflowError) -> tuple[int, str, str | None]:
+    """Status, code and parameter."""
+    return CONFLICTS[type(error)]
 
 
 def error_body(message: str, kind: str, *, param: str | None = None, code: str | None = None) -> bytes:
@@ -66,7 +81,8 @@ def problem_of(end: End) -> Problem | None:
     return end.problem or Problem(reason=_REASON_OF.get(end.status, Reason.INTERNAL), message=f"the step was {end.status}")
 
 
-def _type_of(status: int) -> str:
+def type_of(status: int) -> str:
+    """OpenAI's class of errors."""
     if status == 429:
         return "rate_limit_error"
     return "server_error" if status >= 500 else "invalid_request_error"

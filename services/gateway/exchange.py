@@ -28,20 +28,48 @@ CANCEL_TIMEOUT_S = 30.0  # for JetStream to take it; it may be restarting
 
 
 class Exchange:
-    """Use as: `await exchange.submit(asked)`, then `await exchange.outputs(...)` until `end` is there, and `close()` in any case."""
+    """Use as: `await exchange.submit(asked)`, then `await exchange.outputs(...)` until `end` is there, and `close()` in any case.
+
+    A named step of a workflow is shared (`share`): whoever asks for it again joins it, so it goes on when this reader leaves.
+    """
 
     def __init__(self, bus: Bus, config: GatewayConfig, trace: str, farewells: "Farewells") -> None:
         self.step = StepId(new_id())
         self.trace = trace
+        self.workflow = ""  # that the step belongs to
         self.end: End | None = None
+        self.copy = False  # the stream had this submission already
         self._bus = bus
         self._config = config
         self._farewells = farewells
         self._reader = OutputReader(bus, self.step)
         self._settled = True  # nothing to cancel
+        self._shared = False
+        self._recorded: Output | None = None
         self._silent_s = config.idle_timeout_ms / 1e3
         self._loop = asyncio.get_running_loop()
         self._deadline = self._heard = self._loop.time()
+
+    def share(self, step: StepId) -> None:
+        """Be about this step, which others may have submitted and may read."""
+        self.step = step
+        self._shared = True
+        self._reader = OutputReader(self._bus, step)
+
+    async def join(self, asked: Asked) -> Problem | None:
+        """Listen to a shared step that was submitted before, from its beginning."""
+        self._set_limits(asked.submission.timeout_ms)
+        self._settled = False
+        try:
+            async with asyncio.timeout(self._config.submit_timeout_ms / 1e3):
+                await self._reader.open(joining=True)
+        except (LegatoError, TimeoutError) as error:
+            return self._unreachable(error)
+        return None
+
+    def have(self, recorded: Output) -> None:
+        """The whole output, as it was recorded."""
+        self._recorded = recorded
 
     async def submit(self, asked: Asked) -> Problem | None:
         """Listen, then submit. What could not be submitted, and why, or None."""
@@ -52,16 +80,18 @@ class Exchange:
         self._settled = False  # from here on it may be stored, whatever happens
         try:
             async with asyncio.timeout(self._config.submit_timeout_ms / 1e3):
-                await self._reader.open()
-                stored = await self._bus.store(subjects.submit(self.step), asked.data, msg_id=self.step, trace=self.trace)
-                await stored  # costs nothing: the fleet works on it already
+                await self._reader.open(joining=self._shared)
+                stored = await self._bus.store(subjects.submit(self.step), asked.data, msg_id=f"{self.step}.submit", trace=self.trace)
+                self.copy = (await stored).duplicate  # costs nothing: the fleet works on it already
         except (LegatoError, TimeoutError) as error:
-            log.warning("step not accepted", extra={"step": self.step, "error": str(error) or "no acknowledgement"})
-            return Problem(reason=Reason.NO_CAPACITY, message="the fleet cannot be reached; try again")
+            return self._unreachable(error)
         return None
 
     async def outputs(self, wait_s: float) -> list[Output]:
         """What came, at least one; none after `wait_s` of silence. After a silence that is too long, an end made here."""
+        if self._recorded is not None:
+            self.end = self._recorded.end
+            return [self._recorded]
         try:
             async with asyncio.timeout(min(wait_s, self._left_s())):
                 outputs = await self._reader.take()
@@ -81,9 +111,12 @@ class Exchange:
         return problem_of(self.end) if self.end is not None else None
 
     async def close(self) -> None:
-        """Leave. A step that has not ended is cancelled, in the background: the caller's own task may be cancelled just now."""
+        """Leave, in the background where the step has not ended: the caller's own task may be cancelled just now. The step is cancelled,
+        unless it is shared."""
         if self._settled:
             await self._reader.close()
+        elif self._shared:
+            self._farewells.start(self._reader.close(), f"leave-{self.step}")
         else:
             self._farewells.start(self._leave(), f"cancel-{self.step}")
 
@@ -94,6 +127,10 @@ class Exchange:
         )
         async with asyncio.timeout(CANCEL_TIMEOUT_S):
             await (await self._bus.store(subjects.cancel(self.step), ENCODER.encode(cancel), msg_id=cancel.id, trace=self.trace))
+
+    def _unreachable(self, error: Exception) -> Problem:
+        log.warning("step not accepted", extra={"step": self.step, "error": str(error) or "no acknowledgement"})
+        return Problem(reason=Reason.NO_CAPACITY, message="the fleet cannot be reached; try again")
 
     def _set_limits(self, timeout_ms: int | None) -> None:
         """The fleet ends a step at its deadline; these limits only stand behind it. A named timeout is also how long silence may be."""

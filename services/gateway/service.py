@@ -11,6 +11,7 @@ from services.gateway.errors import error_body
 from services.gateway.exchange import CANCEL_TIMEOUT_S
 from services.gateway.handlers import Handlers
 from services.gateway.models import Models
+from services.gateway.workflow_api import WorkflowApi
 from shared.core.catalogue import ModelsConfig
 from shared.core.errors import LegatoError
 from shared.runtime.lifecycle import Context
@@ -32,7 +33,7 @@ async def run(context: Context) -> None:
         log.info("serving", extra={"address": context.status["address"]})
         await context.stop.wait()
         context.ready.clear()
-        handlers.draining = True
+        handlers.gate.draining = True
         # aiohttp waits this long for requests and, once more, for the handlers that it has cancelled
         await runner.cleanup()
         await handlers.farewells.wait(CANCEL_TIMEOUT_S)
@@ -42,8 +43,10 @@ async def run(context: Context) -> None:
 async def serve(handlers: Handlers, config: GatewayConfig) -> web.AppRunner:
     """Listen. Raises LegatoError when the address cannot be had."""
     app = web.Application(client_max_size=config.body_bytes_max, middlewares=[_bugs_as_json])
+    api = WorkflowApi(handlers.bus, handlers.workflows, handlers.bodies, handlers.gate)
     app.add_routes(
         [
+            *api.routes(),
             web.post("/v1/chat/completions", handlers.chat),
             web.post("/v1/completions", handlers.completion),
             web.get("/v1/models", handlers.list_models),

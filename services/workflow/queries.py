@@ -16,7 +16,7 @@ from shared.contracts.costs import CostReport
 from shared.contracts.ids import StepId, WorkflowId, is_subject_token
 from shared.contracts.outcomes import Problem, Reason
 from shared.contracts.steps import StepRecord, StepState
-from shared.contracts.workflows import NOTHING, ValueFound, WorkflowList, WorkflowRecord, WorkflowState
+from shared.contracts.workflows import NOTHING, ValueFound, WorkflowList, WorkflowRecord, WorkflowsAsked, WorkflowState
 from shared.core.machine import ENCODER
 from shared.runtime.bus import Bus
 from shared.runtime.db import is_retryable
@@ -83,8 +83,7 @@ class Queries:
 
     async def _list(self, msg: Msg) -> WorkflowList:
         async def read() -> WorkflowList:
-            most = _number(msg.data, LIST_MAX)
-            return WorkflowList(workflows=await self._workflows.newest(most))
+            return WorkflowList(workflows=await self._workflows.newest(_workflows_asked(msg.data)))
 
         return await _found(read(), WorkflowList(workflows=[]))
 
@@ -96,6 +95,14 @@ class Queries:
         if not (is_subject_token(workflow) and is_subject_token(token)):
             return ValueFound(found=False, value=NOTHING)
         return await _found(self._workflows.value(WorkflowId(workflow), token), ValueFound(found=False, value=NOTHING))
+
+
+def _workflows_asked(data: bytes) -> WorkflowsAsked:
+    """Whatever else is asked, it is for all that fit."""
+    try:
+        return msgspec.json.decode(data, type=WorkflowsAsked)
+    except (msgspec.DecodeError, RecursionError):
+        return WorkflowsAsked(most=_number(data, LIST_MAX))
 
 
 def _number(data: bytes, otherwise: int) -> int:

@@ -118,7 +118,9 @@ FROM {workflows} w LEFT JOIN LATERAL (
 
 WORKFLOW = _WORKFLOW_COLUMNS.format(workflows="(SELECT * FROM workflows WHERE workflow = $1)")
 
-WORKFLOWS = _WORKFLOW_COLUMNS.format(workflows="(SELECT * FROM workflows ORDER BY opened_ns DESC LIMIT $1)")
+WORKFLOWS = _WORKFLOW_COLUMNS.format(
+    workflows="(SELECT * FROM workflows WHERE $2::text IS NULL OR key = $2 ORDER BY opened_ns DESC LIMIT $1)"
+)
 
 WORKFLOW_STEPS = """
 SELECT step, step_key, input, status, model, attempt, prompt_tokens, cached_tokens, output_tokens, accepted_ns, settled_ns, problem

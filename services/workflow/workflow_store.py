@@ -18,6 +18,7 @@ from shared.contracts.workflows import (
     WorkflowClosed,
     WorkflowOpened,
     WorkflowRecord,
+    WorkflowsAsked,
     WorkflowState,
     WorkflowStep,
 )
@@ -54,9 +55,10 @@ class WorkflowReader:
             _record(row), steps=[_step(each) for each in reversed(steps)], values=[each["name"] for each in reversed(names)]
         )
 
-    async def newest(self, most: int) -> list[WorkflowRecord]:
+    async def newest(self, asked: WorkflowsAsked) -> list[WorkflowRecord]:
         """Without steps and values, the newest first."""
-        return [_record(row) for row in await self._pool.fetch(sql.WORKFLOWS, min(most, LIST_MAX))]
+        key = None if asked.key is None else plain(asked.key)
+        return [_record(row) for row in await self._pool.fetch(sql.WORKFLOWS, max(0, min(asked.most, LIST_MAX)), key)]
 
     async def value(self, workflow: WorkflowId, token: str) -> ValueFound:
         """What was recorded under a name."""

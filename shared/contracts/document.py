@@ -49,7 +49,12 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
 QUERIES = (
     Query(name="query.step", address="legato.query.step.{step}", answer=StepRecord),
     Query(name="query.workflow", address="legato.query.workflow.{workflow}", answer=WorkflowRecord),
-    Query(name="query.workflows", address=subjects.QUERY_WORKFLOWS, answer=WorkflowList),
+    Query(
+        name="query.workflows",
+        address=subjects.QUERY_WORKFLOWS,
+        answer=WorkflowList,
+        payload="its payload is how many at most, or an object with `most` and `key`: those that were opened with this key.",
+    ),
     Query(name="query.costs", address=subjects.QUERY_COSTS, answer=CostReport, payload="its payload is the Unix time in ns since when."),
     Query(name="query.value", address="legato.query.value.{workflow}.{token}", answer=ValueFound),
     Query(

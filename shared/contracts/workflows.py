@@ -95,6 +95,13 @@ class WorkflowRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     problem: Problem | None = None
 
 
+class WorkflowsAsked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The request on `legato.query.workflows`; a mere number is `most`, and nothing is all that fit."""
+
+    most: int = 1_000
+    key: str | None = None  # only those that were opened with it (`sha256:…`, or empty: with none)
+
+
 class WorkflowList(msgspec.Struct, frozen=True, kw_only=True):
     """The answer on `legato.query.workflows`: the newest first, without steps and values. `problem`: why there is none."""
 

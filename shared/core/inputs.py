@@ -35,6 +35,12 @@ def step_id(key: str, workflow: WorkflowId, name: str, number: int) -> StepId:
     return StepId(f"wf-{_digest(key, workflow, name, str(number))}")
 
 
+def session_workflow(key: str, session: str) -> WorkflowId:
+    """The workflow that stands for a session which a client names by the headers of its agent: apart for each API key, since nobody
+    chose the name to be the only one."""
+    return WorkflowId(f"session-{_digest(key, session)}")
+
+
 def name_token(name: str) -> str:
     """A name as one token of a NATS subject."""
     return _digest(name)

@@ -109,6 +109,11 @@ class WorkflowRun:
         self._deadline_ns = 0
         self._steps: dict[StepId, WorkflowStep] = {}
 
+    @property
+    def weight(self) -> int:
+        """How much memory it takes: the number of steps that it holds, and itself."""
+        return len(self.record.steps) + 1
+
     async def begin(self) -> None:
         """Open the workflow, or go on with what is there. Raises Unfit, WorkflowError, RecordAway."""
         first = await self._first(self._opening)

@@ -13,10 +13,11 @@ from openai import AsyncOpenAI
 
 from services.gateway.service import run
 from shared.contracts import subjects
-from shared.contracts.ids import StepId
+from shared.contracts.ids import StepId, WorkflowId
 from shared.contracts.outcomes import FinishReason, Problem, Reason, Status, Usage
 from shared.contracts.output import End, Output, TokenLogprob, TopLogprob
-from shared.contracts.steps import CancelRequested, Submission
+from shared.contracts.steps import CancelRequested, StepRecord, StepState, Submission
+from shared.contracts.workflows import WorkflowRecord, WorkflowState
 from shared.runtime.bus import Bus, BusConfig
 from shared.runtime.lifecycle import Context, Options
 from shared.runtime.telemetry import Telemetry, TelemetryConfig
@@ -24,6 +25,7 @@ from shared.runtime.telemetry import Telemetry, TelemetryConfig
 LIMIT_S = 20.0
 WORDS = ["Every ", "note ", "is ", "kept", "."]
 USAGE = Usage(prompt_tokens=7, cached_tokens=4, output_tokens=len(WORDS))
+ABSENT = Problem(reason=Reason.INVALID, message="there is none")
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 
 
@@ -36,11 +38,15 @@ class Fleet:
         self.headers: dict[StepId, dict[str, str]] = {}
         self.cancelled: asyncio.Queue[CancelRequested] = asyncio.Queue(100)
         self.submitted: asyncio.Queue[StepId] = asyncio.Queue(100)
-        self.go_on = asyncio.Event()
+        self.records: dict[str, WorkflowRecord] = {}  # what Postgres would have
+        self.steps: dict[str, StepRecord] = {}
+        self.away: Problem | None = None  # why it cannot be read
 
     async def start(self) -> None:
         await self.bus.subscribe(subjects.SUBMIT, self._on_submission)
         await self.bus.subscribe(subjects.CANCEL, self._on_cancel)
+        await self.bus.subscribe(subjects.QUERY_WORKFLOW, self._on_workflow)
+        await self.bus.subscribe(subjects.QUERY_STEP, self._on_step)
 
     async def say(self, step: StepId, output: Output) -> None:
         await (await self.bus.store(subjects.outbox(step), msgspec.json.encode(output)))
@@ -52,6 +58,16 @@ class Fleet:
 
     async def _on_cancel(self, msg: Msg) -> None:
         self.cancelled.put_nowait(msgspec.json.decode(msg.data, type=CancelRequested))
+
+    async def _on_workflow(self, msg: Msg) -> None:
+        workflow = WorkflowId(msg.subject.rpartition(".")[2])
+        absent = WorkflowRecord(workflow=workflow, state=WorkflowState.UNKNOWN, problem=self.away or ABSENT)
+        await self.bus.publish(msg.reply, msgspec.json.encode(absent if self.away else self.records.get(workflow, absent)))
+
+    async def _on_step(self, msg: Msg) -> None:
+        step = StepId(msg.subject.rpartition(".")[2])
+        absent = StepRecord(step=step, status=StepState.UNKNOWN, problem=self.away or ABSENT)
+        await self.bus.publish(msg.reply, msgspec.json.encode(absent if self.away else self.steps.get(step, absent)))
 
     async def _on_submission(self, msg: Msg) -> None:
         step = subjects.step_of(msg.subject)

@@ -101,7 +101,7 @@ async def test_step_trace_and_limits_travel_in_headers(place: Place) -> None:
     step = await place.submitted()
     assert answer["X-Legato-Step"] == step
     assert place.fleet.headers[step]["traceparent"] == trace
-    assert place.fleet.headers[step]["Nats-Msg-Id"] == step
+    assert place.fleet.headers[step]["Nats-Msg-Id"] == f"{step}.submit"
     submission = place.fleet.submissions[step]
     assert (submission.timeout_ms, submission.priority, submission.workflow) == (5000, -3, "trip")
 

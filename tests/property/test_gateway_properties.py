@@ -18,6 +18,7 @@ from shared.contracts.steps import Submission
 NAMES = [
     *("model", "messages", "prompt", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "max_tokens", "max_completion_tokens"),
     *("logit_bias", "logprobs", "top_logprobs", "stream", "stream_options", "user", "min_tokens", "ignore_eos", "stop_token_ids", "n"),
+    *("nvext", "agent_hints", "agent_context", "priority", "osl", "session_id", "annotations", "greed_sampling"),
     *("tools", "tool_choice", "response_format", "best_of", "echo", "suffix", "metadata", "store", "service_tier"),
     *("role", "content", "type", "text", "name", "tool_calls", "include_usage", "frequency_penalty", "presence_penalty"),
 ]
@@ -43,7 +44,12 @@ likely = st.fixed_dictionaries(  # near enough to be taken now and then
     },
 )
 prompts = st.fixed_dictionaries({"model": st.just("m"), "prompt": st.text(max_size=5) | st.lists(numbers | st.text(max_size=3)) | values})
-header_names = st.sampled_from(["Authorization", "X-Legato-Timeout-Ms", "X-Legato-Priority", "X-Legato-Workflow", "traceparent"])
+header_names = st.sampled_from(
+    [
+        *("Authorization", "X-Legato-Timeout-Ms", "X-Legato-Priority", "X-Legato-Workflow", "X-Legato-Step-Key", "X-Legato-Deadline-S"),
+        *("X-Legato-Steps-Planned", "X-Legato-Workflow-Kind", "X-Dynamo-Session-ID", "traceparent"),
+    ]
+)
 anything = st.characters()  # lone surrogates too: what aiohttp makes of header bytes that are no UTF-8
 headers = st.dictionaries(header_names, st.text(anything, max_size=20) | st.sampled_from(["Bearer x", "100", "-1"]), max_size=3)
 
