@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from services.gateway.openapi import openapi
 from shared.contracts import document
 
 DOCS = Path(__file__).parent
@@ -19,7 +20,8 @@ GOLDEN = DOCS.parent / "tests" / "unit" / "golden"
 
 def wanted() -> dict[Path, bytes]:
     """The generated documents."""
-    return {DOCS / name: content for name, content in document.files()}
+    files = {DOCS / name: content for name, content in document.files()}
+    return files | {DOCS / "openapi.json": document.pretty(openapi())}
 
 
 def golden() -> dict[Path, bytes]:

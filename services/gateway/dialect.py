@@ -30,21 +30,21 @@ _HEADERS = {"timeout_ms": "X-Legato-Timeout-Ms", "priority": "X-Legato-Priority"
 _INTEGER = re.compile(r"-?[0-9]{1,12}")
 
 
-class _StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
 
-class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: Literal["text"]
     text: str
 
 
-class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RequestMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Fields that are None here come back empty when a client sends a reply of ours as history."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[_Part] | None = None
+    content: str | list[TextPart] | None = None
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
@@ -54,7 +54,7 @@ class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     annotations: None = None
 
 
-class _JsonSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FormatSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`strict` makes no difference: an output always follows its schema."""
 
     name: str
@@ -63,13 +63,13 @@ class _JsonSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     strict: bool | None = None
 
 
-class _ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: Literal["text", "json_object", "json_schema"]
-    json_schema: _JsonSchema | None = None
+    json_schema: FormatSchema | None = None
 
 
 class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What both doors take."""
+    """What both doors take. Parameters of type Any are not supported: NEUTRAL_CHAT and NEUTRAL_COMPLETION have the values that ask for nothing."""
 
     model: str
     temperature: float | None = None
@@ -90,7 +90,7 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     regex: str | None = None
     ebnf: str | None = None
     stream: bool | None = None
-    stream_options: _StreamOptions | None = None
+    stream_options: StreamOptions | None = None
     user: str | None = None
     nvext: NvExt | None = None
     n: Any = None
@@ -99,8 +99,8 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     service_tier: Any = None
 
 
-class _Chat(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    messages: list[_Message]
+class ChatBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    messages: list[RequestMessage]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -109,7 +109,7 @@ class _Chat(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
     parallel_tool_calls: Any = None
     functions: Any = None
     function_call: Any = None
-    response_format: _ResponseFormat | None = None
+    response_format: ResponseFormat | None = None
     modalities: Any = None
     audio: Any = None
     prediction: Any = None
@@ -118,7 +118,7 @@ class _Chat(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
     web_search_options: Any = None
 
 
-class _Completion(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CompletionBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
     prompt: str | list[int | str | list[int]]
     logprobs: int | None = None
     best_of: Any = None
@@ -128,7 +128,7 @@ class _Completion(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 Neutral = dict[str, tuple[object, ...]]  # name of a parameter -> the values, besides null, that ask for nothing
 _NEUTRAL: Neutral = {"n": (1,), "metadata": ({},), "store": (False,), "service_tier": ("auto", "default")}
-_NEUTRAL_CHAT: Neutral = _NEUTRAL | {
+NEUTRAL_CHAT: Neutral = _NEUTRAL | {
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),
@@ -141,12 +141,12 @@ _NEUTRAL_CHAT: Neutral = _NEUTRAL | {
     "verbosity": (),
     "web_search_options": (),
 }
-_NEUTRAL_COMPLETION: Neutral = _NEUTRAL | {"best_of": (1,), "echo": (False,), "suffix": ("",)}
+NEUTRAL_COMPLETION: Neutral = _NEUTRAL | {"best_of": (1,), "echo": (False,), "suffix": ("",)}
 _ANY_OBJECT = '{"type":"object"}'  # the schema of response_format json_object
 _SAMPLING = tuple(name for name in Sampling.__struct_fields__ if name not in ("max_tokens", "stop", "logprobs"))
 
-_CHAT = msgspec.json.Decoder(_Chat)
-_COMPLETION = msgspec.json.Decoder(_Completion)
+_CHAT = msgspec.json.Decoder(ChatBody)
+_COMPLETION = msgspec.json.Decoder(CompletionBody)
 _SUBMISSION = msgspec.json.Decoder(Submission)
 
 
@@ -188,7 +188,7 @@ def read_request(body: bytes, headers: Mapping[str, str], *, chat: bool) -> Aske
 
 def _read_chat(data: bytes, headers: Mapping[str, str]) -> Asked:
     body = _CHAT.decode(data)
-    _refuse_unsupported(body, _NEUTRAL_CHAT)
+    _refuse_unsupported(body, NEUTRAL_CHAT)
     if body.top_logprobs is not None and not body.logprobs:
         raise _invalid("top_logprobs", "top_logprobs needs logprobs to be true")
     given, limit = "max_tokens", body.max_tokens
@@ -206,7 +206,7 @@ def _read_chat(data: bytes, headers: Mapping[str, str]) -> Asked:
 
 def _read_completion(data: bytes, headers: Mapping[str, str]) -> Asked:
     body = _COMPLETION.decode(data)
-    _refuse_unsupported(body, _NEUTRAL_COMPLETION)
+    _refuse_unsupported(body, NEUTRAL_COMPLETION)
     limit = COMPLETION_TOKENS_DEFAULT if body.max_tokens is None else body.max_tokens
     sampling = _sampling(body, limit, body.logprobs)
     common, belonging = _common(body, headers)
@@ -217,7 +217,7 @@ def _read_completion(data: bytes, headers: Mapping[str, str]) -> Asked:
 def _asked(body: _Body, submission: Submission, belonging: Belonging | None, names: Mapping[str, str]) -> Asked:
     if body.stream_options is not None and not body.stream:
         raise _invalid("stream_options", "stream_options needs stream to be true")
-    options = body.stream_options or _StreamOptions()
+    options = body.stream_options or StreamOptions()
     if options.include_obfuscation:
         raise _unsupported("stream_options.include_obfuscation")
     data = msgspec.json.encode(submission)
@@ -257,7 +257,7 @@ def _sampling(body: _Body, max_tokens: int | None, logprobs: int | None) -> Samp
     return Sampling(max_tokens=max_tokens, logprobs=logprobs, **given)
 
 
-def _formatted(sampling: Sampling, form: _ResponseFormat | None) -> Sampling:
+def _formatted(sampling: Sampling, form: ResponseFormat | None) -> Sampling:
     """Sampling with the schema of OpenAI's response_format."""
     if form is None or (form.type == "text" and form.json_schema is None):
         return sampling
@@ -269,7 +269,7 @@ def _formatted(sampling: Sampling, form: _ResponseFormat | None) -> Sampling:
     return msgspec.structs.replace(sampling, json_schema=schema)
 
 
-def _message(message: _Message, index: int) -> ChatMessage:
+def _message(message: RequestMessage, index: int) -> ChatMessage:
     content = message.content
     if isinstance(content, list):
         content = "".join(part.text for part in content)

@@ -40,22 +40,25 @@ async def run(context: Context) -> None:
         following.cancel()
 
 
+def routes(handlers: Handlers) -> list[web.RouteDef]:
+    """What is served where; docs/openapi.json says more."""
+    api = WorkflowApi(handlers.bus, handlers.workflows, handlers.bodies, handlers.gate)
+    return [
+        *api.routes(),
+        web.post("/v1/chat/completions", handlers.chat),
+        web.post("/v1/completions", handlers.completion),
+        web.get("/v1/models", handlers.list_models),
+        web.get("/v1/models/{name:.+}", handlers.show_model),
+        web.get("/health", handlers.health),
+        web.get("/ready", handlers.ready),
+        web.route("*", "/{path:.*}", handlers.unknown),
+    ]
+
+
 async def serve(handlers: Handlers, config: GatewayConfig) -> web.AppRunner:
     """Listen. Raises LegatoError when the address cannot be had."""
     app = web.Application(client_max_size=config.body_bytes_max, middlewares=[_bugs_as_json])
-    api = WorkflowApi(handlers.bus, handlers.workflows, handlers.bodies, handlers.gate)
-    app.add_routes(
-        [
-            *api.routes(),
-            web.post("/v1/chat/completions", handlers.chat),
-            web.post("/v1/completions", handlers.completion),
-            web.get("/v1/models", handlers.list_models),
-            web.get("/v1/models/{name:.+}", handlers.show_model),
-            web.get("/health", handlers.health),
-            web.get("/ready", handlers.ready),
-            web.route("*", "/{path:.*}", handlers.unknown),
-        ]
-    )
+    app.add_routes(routes(handlers))
     runner = web.AppRunner(
         app,
         access_log=None,

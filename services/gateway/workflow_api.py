@@ -28,7 +28,7 @@ LIST_DEFAULT = 100
 LIST_MAX = 1_000
 
 
-class Completion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Closing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of `POST /v1/workflows/{id}/complete`: how it ended."""
 
     success: bool = True
@@ -105,7 +105,7 @@ class WorkflowApi:
     async def complete(self, request: web.Request) -> web.StreamResponse:
         """Say how it ended."""
         run = await self._joined(request)
-        said = msgspec.json.decode(await self._body(request) or b"{}", type=Completion)
+        said = msgspec.json.decode(await self._body(request) or b"{}", type=Closing)
         await run.complete(said.success, said.score, said.why)
         state = WorkflowState.SUCCEEDED if said.success else WorkflowState.FAILED
         return record(WorkflowRecord(workflow=run.id, state=state, score=said.score, why=said.why))

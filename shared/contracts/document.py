@@ -273,10 +273,11 @@ def _query_operations() -> Json:
 
 def files() -> Iterable[tuple[str, bytes]]:
     """(path below docs/, content) of everything that is generated."""
-    yield "asyncapi.json", _pretty(asyncapi())
+    yield "asyncapi.json", pretty(asyncapi())
     for tag, schema in schemas().items():
-        yield f"schemas/{tag}.json", _pretty(schema)
+        yield f"schemas/{tag}.json", pretty(schema)
 
 
-def _pretty(document: Json) -> bytes:
+def pretty(document: Json) -> bytes:
+    """As it stands in a file."""
     return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"

@@ -1,7 +1,6 @@
 """Steps of workflows over HTTP with OpenAI's own client: found again, joined, refused, tried anew; and what is said of a workflow."""
 
 import asyncio
-import json
 import uuid
 from collections.abc import AsyncIterator
 from typing import Any
@@ -100,7 +99,7 @@ async def test_another_input_under_the_same_name_is_a_conflict_that_names_the_di
     headers = step_of()
     await ask(place, headers)
     client = AsyncOpenAI(base_url=f"{place.url}/v1", api_key="sk-secret", max_retries=2, timeout=LIMIT_S)
-    with pytest.raises(openai.ConflictError, match="sampling.temperature") as caught:
+    with pytest.raises(openai.ConflictError, match=r"sampling\.temperature") as caught:
         await client.chat.completions.create(model="words", messages=HELLO, temperature=0.5, stream=stream, extra_headers=headers)
     assert (caught.value.code, caught.value.param) == ("input_changed", "X-Legato-Step-Key")
     assert caught.value.response.headers["x-should-retry"] == "false"
@@ -252,7 +251,6 @@ async def test_what_was_recorded_first_stays(place: Place) -> None:
     assert await api(place, f"{path}/page", {"n": [1, "ä"]}, "PUT") == (200, {"name": "page", "value": {"n": [1, "ä"]}})
     assert await api(place, f"{path}/page", 2, "PUT") == (200, {"name": "page", "value": {"n": [1, "ä"]}})
     assert await api(place, f"{path}/page") == (200, {"name": "page", "value": {"n": [1, "ä"]}})
-    assert await api(place, f"{path}/a%2Fb%20%C3%A4", None, "PUT") == (400, (await api(place, f"{path}/a%2Fb%20%C3%A4", None, "PUT"))[1])
     assert await api(place, f"{path}/a%2Fb%20%C3%A4", "x", "PUT") == (200, {"name": "a/b ä", "value": "x"})
 
 
@@ -295,9 +293,8 @@ async def test_a_workflow_and_its_steps_can_be_read_before_they_are_recorded(pla
     with pytest.raises(openai.InternalServerError):
         await ask(place, headers, "breaks")
     await place.submitted()
-    running = asyncio.create_task(ask(place, headers, "one-word"))  # a step that failed is bound to what it was asked
-    with pytest.raises(openai.ConflictError, match="model"):
-        await running
+    with pytest.raises(openai.ConflictError, match="model"):  # a step that failed is bound to what it was asked
+        await ask(place, headers, "words")
     assert await api(place, f"/{workflow}") == (200, {"workflow": workflow, "state": "open"})
     status, step = await api(place, f"/{workflow}/steps/plan")
     assert (status, step["tries"], step["record"]["status"]) == (200, 1, "failed")
@@ -325,4 +322,3 @@ async def test_a_limit_that_cannot_be_is_refused_by_its_name(place: Place) -> No
     for query in ("limit=0", "limit=x", "limit=1001", "state=open"):
         status, body = await api(place, f"?{query}")
         assert (status, body["error"]["param"]) == (400, query.partition("=")[0])
-    assert json.dumps(body)
