@@ -69,7 +69,7 @@ class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What both doors take. Parameters of type Any are not supported: NEUTRAL_CHAT and NEUTRAL_COMPLETION have the values that ask for nothing."""
+    """What both doors take. What is Any is not supported; the NEUTRAL tables have the values that ask for nothing."""
 
     model: str
     temperature: float | None = None

@@ -3,7 +3,6 @@
 OpenAI's own replies are OpenAI's to describe: they are objects here, with the address of their reference.
 """
 
-
 import msgspec
 
 from services.gateway import nvext
