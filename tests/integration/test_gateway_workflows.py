@@ -92,6 +92,21 @@ async def test_a_client_that_leaves_cancels_nothing_and_the_next_one_has_it_from
     assert place.fleet.submitted.empty()
 
 
+async def test_a_gateway_that_stops_cancels_no_step_of_a_workflow(nats_url: str) -> None:
+    async with gateway(nats_url, "drain_timeout_ms=0") as place:
+        hanging = asyncio.create_task(ask(place, step_of(), "silent"))
+        plain = asyncio.create_task(ask(place, {}, "silent"))
+        one, other = await place.submitted(), await place.submitted()
+        place.context.stop.set()
+        for request in (hanging, plain):
+            with pytest.raises(openai.APIConnectionError):
+                await request
+        nameless = next(step for step in (one, other) if not place.fleet.submissions[step].step_key)
+        assert (await place.cancelled()).step == nameless
+        await place.fleet.bus.client.flush()
+        assert place.fleet.cancelled.empty()
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_another_input_under_the_same_name_is_a_conflict_that_names_the_difference_and_is_not_repeated(
     place: Place, stream: bool
