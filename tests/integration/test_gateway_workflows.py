@@ -18,6 +18,7 @@ from shared.contracts.steps import StepRecord, StepState
 from shared.contracts.streams import OUT, STEPS
 from shared.contracts.workflows import WorkflowRecord, WorkflowState, WorkflowStep
 from shared.core.inputs import fingerprint, session_workflow
+from shared.runtime.embedded import EmbeddedNats
 
 TEXT = "".join(WORDS)
 
@@ -93,7 +94,7 @@ async def test_a_client_that_leaves_cancels_nothing_and_the_next_one_has_it_from
 
 
 async def test_a_gateway_that_stops_cancels_no_step_of_a_workflow(nats_url: str) -> None:
-    async with gateway(nats_url, "drain_timeout_ms=0") as place:
+    async with gateway(nats_url, "drain_timeout_ms=300") as place:
         hanging = asyncio.create_task(ask(place, step_of(), "silent"))
         plain = asyncio.create_task(ask(place, {}, "silent"))
         one, other = await place.submitted(), await place.submitted()
@@ -113,9 +114,9 @@ async def test_another_input_under_the_same_name_is_a_conflict_that_names_the_di
 ) -> None:
     headers = step_of()
     await ask(place, headers)
-    client = AsyncOpenAI(base_url=f"{place.url}/v1", api_key="sk-secret", max_retries=2, timeout=LIMIT_S)
-    with pytest.raises(openai.ConflictError, match=r"sampling\.temperature") as caught:
-        await client.chat.completions.create(model="words", messages=HELLO, temperature=0.5, stream=stream, extra_headers=headers)
+    async with AsyncOpenAI(base_url=f"{place.url}/v1", api_key="sk-secret", max_retries=2, timeout=LIMIT_S) as client:
+        with pytest.raises(openai.ConflictError, match=r"sampling\.temperature") as caught:
+            await client.chat.completions.create(model="words", messages=HELLO, temperature=0.5, stream=stream, extra_headers=headers)
     assert (caught.value.code, caught.value.param) == ("input_changed", "X-Legato-Step-Key")
     assert caught.value.response.headers["x-should-retry"] == "false"
     await place.submitted()
@@ -188,8 +189,8 @@ async def test_a_deadline_that_has_passed_refuses_new_steps(place: Place) -> Non
     assert timeout_ms <= 60_000
 
 
-async def test_while_the_record_is_away_new_workflows_are_told_to_come_back(nats_url: str) -> None:
-    async with gateway(nats_url, "workflow_wait_ms=0") as place:
+async def test_while_the_record_is_away_new_workflows_are_told_to_come_back(fresh_nats: EmbeddedNats) -> None:
+    async with gateway(fresh_nats.url, "workflow_wait_ms=0") as place:
         known = step_of()
         await ask(place, known)
         place.fleet.away = Problem(reason=Reason.INTERNAL, message="Postgres is away")
@@ -241,9 +242,9 @@ async def test_another_key_is_refused_whatever_it_asks(place: Place) -> None:
     workflow = headers["X-Legato-Workflow"]
     await ask(place, headers)
     await place.submitted()
-    stranger = AsyncOpenAI(base_url=f"{place.url}/v1", api_key="other", max_retries=0, timeout=LIMIT_S)
-    with pytest.raises(openai.PermissionDeniedError, match="another API key"):
-        await stranger.chat.completions.create(model="words", messages=HELLO, extra_headers=headers)
+    async with AsyncOpenAI(base_url=f"{place.url}/v1", api_key="other", max_retries=0, timeout=LIMIT_S) as stranger:
+        with pytest.raises(openai.PermissionDeniedError, match="another API key"):
+            await stranger.chat.completions.create(model="words", messages=HELLO, extra_headers=headers)
     for method, path in (
         ("GET", ""),
         ("GET", "/steps/plan"),
