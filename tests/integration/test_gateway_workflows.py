@@ -131,6 +131,25 @@ async def test_a_step_that_did_not_succeed_is_tried_anew(place: Place) -> None:
     assert await place.submitted() != await place.submitted()
 
 
+async def test_a_step_that_failed_after_the_record_was_read_is_tried_anew(nats_url: str) -> None:
+    async with gateway(nats_url, "workflow_run_ms=0") as place:
+        headers = step_of()
+        workflow = WorkflowId(headers["X-Legato-Workflow"])
+        failing = asyncio.create_task(ask(place, headers, "one-word"))
+        step = await place.submitted()
+        known = [WorkflowStep(step=step, status=StepState.RUNNING)]  # Postgres lags behind
+        key = place.fleet.submissions[step].key
+        place.fleet.records[workflow] = WorkflowRecord(workflow=workflow, state=WorkflowState.OPEN, key=key, step_count=1, steps=known)
+        await place.fleet.end(step, Status.FAILED, Problem(reason=Reason.ENGINE_REJECTED, message="broken"), offset=1)
+        with pytest.raises(openai.InternalServerError, match="broken"):
+            await failing
+        again = asyncio.create_task(ask(place, headers, "one-word"))
+        other = await place.submitted()
+        assert other != step
+        await place.fleet.end(other, Status.SUCCEEDED, offset=1)
+        assert (await again).id == f"chatcmpl-{other}"
+
+
 async def test_a_step_of_a_workflow_without_a_name_is_a_new_one_each_time_and_cancelled_like_any(place: Place) -> None:
     headers = {"X-Legato-Workflow": f"wf-{uuid.uuid4().hex}"}
     for _ in range(2):
