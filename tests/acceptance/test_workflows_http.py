@@ -14,6 +14,9 @@ from openai import AsyncOpenAI
 
 from legato import Client
 from legato.fleet import Fleet
+from shared.contracts import subjects
+from shared.contracts.workflows import WorkflowList, WorkflowsAsked
+from shared.core.machine import ENCODER
 from tests.acceptance.conftest import running_fleet
 
 LIMIT_S = 120.0
@@ -123,6 +126,11 @@ async def test_a_workflow_is_completed_listed_and_read_by_its_own_key_only(
     stranger = {"Authorization": "Bearer other"}
     assert (await http.get(f"/workflows/{workflow}", headers=stranger)).status_code == 403
     assert (await http.get("/workflows", headers=stranger)).json() == {"workflows": [], "problem": None}
+    async with Client(fleet.running.nats, api_key="none") as nats:
+        for key, found in ((nats.key, True), ("", False), (None, True)):
+            listed = await nats.ask(subjects.QUERY_WORKFLOWS, WorkflowList, ENCODER.encode(WorkflowsAsked(key=key)))
+            assert listed is not None
+            assert (workflow in [each.workflow for each in listed.workflows]) == found
 
 
 async def test_a_running_step_is_cancelled_with_its_workflow(fleet: Fleet, client: AsyncOpenAI, http: httpx.AsyncClient) -> None:
