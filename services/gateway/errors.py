@@ -21,6 +21,7 @@ STATUS: dict[Reason, int] = {
     Reason.DEADLINE_UNREACHABLE: 429,
     Reason.DEADLINE_PASSED: 504,
     Reason.QUEUE_FULL: 429,
+    Reason.BUDGET_SPENT: 429,  # as OpenAI has it
     Reason.NO_CAPACITY: 503,
     Reason.CIRCUIT_OPEN: 503,
     Reason.ATTEMPTS_EXHAUSTED: 503,

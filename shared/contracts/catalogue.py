@@ -103,7 +103,15 @@ CATALOGUE: tuple[Kind, ...] = (
         pattern="legato.workflow.*.opened",
         stored=True,
         senders=("client",),
-        listeners=("workflow",),
+        listeners=("admission", "workflow"),
+    ),
+    Kind(
+        type=workflows.BudgetSet,
+        subject=lambda m: subjects.workflow_event(m.workflow, "budget"),
+        pattern="legato.workflow.*.budget",
+        stored=True,
+        senders=("client",),
+        listeners=("admission", "workflow"),
     ),
     Kind(
         type=workflows.ValueRecorded,
@@ -119,7 +127,7 @@ CATALOGUE: tuple[Kind, ...] = (
         pattern="legato.workflow.*.closed",
         stored=True,
         senders=("client",),
-        listeners=("workflow",),
+        listeners=("admission", "workflow"),
     ),
     Kind(
         type=steps.Prompt,

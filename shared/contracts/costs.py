@@ -10,8 +10,8 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """Of one kind of workflow, tenant and model; `kind` is empty for steps that belong to none.
 
     A task is a workflow, or a step that belongs to none; it is successful when its program said so, or when the step succeeded. What was
-    spent on attempts that did not bring their step to a success is wasted, by cause: `failed`, `cancelled` (or expired), `superseded`.
-    Attempts that run, or were lost with their worker, are counted in `unbilled`: nobody knows what they used.
+    spent on attempts that did not bring their step to a success is wasted, by cause: `failed`, `cancelled` (or expired), `superseded`,
+    and `lost` with their worker or void, which is an estimate. `unbilled` attempts still run, or could not be estimated.
     """
 
     kind: str
@@ -34,6 +34,8 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     failed_gpu_s: float
     cancelled_gpu_s: float
     superseded_gpu_s: float
+    lost_usd: float = 0.0
+    lost_gpu_s: float = 0.0
 
 
 class CostReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -96,6 +96,7 @@ ATTEMPT = steps.AttemptRecord(
     resumed_tokens=2,
     gpu_s=0.125,
     usd=0.00025,
+    estimated=True,
 )
 
 WORKFLOW_RECORD = workflows.WorkflowRecord(
@@ -128,6 +129,10 @@ WORKFLOW_RECORD = workflows.WorkflowRecord(
     value_count=1,
     values=["fetch"],
     usage=USAGE,
+    budget_usd=0.5,
+    spent_usd=0.003,
+    estimated_usd=0.00025,
+    reserved_usd=0.0125,
     problem=PROBLEM,
 )
 
@@ -200,6 +205,8 @@ DOORS: tuple[msgspec.Struct, ...] = (
                 failed_gpu_s=0.125,
                 cancelled_gpu_s=0.25,
                 superseded_gpu_s=0.0625,
+                lost_usd=0.00025,
+                lost_gpu_s=0.125,
             )
         ],
         since_ns=NOW_NS,
@@ -212,7 +219,7 @@ MESSAGES: tuple[msgspec.Struct, ...] = (
     steps.StepAdmitted(
         **_about(2, "admission"),
         job=JOB,
-        reservation=steps.Reservation(tokens=99, tokens_ns=59_400_000, request_ns=1_000_000_000),
+        reservation=steps.Reservation(tokens=99, tokens_ns=59_400_000, request_ns=1_000_000_000, nano_usd=500_000),
         step_key="summary",
         input=SHA256[:32],
     ),
@@ -263,7 +270,7 @@ MESSAGES: tuple[msgspec.Struct, ...] = (
         usd=0.00025,
     ),
     steps.StepClosed(**_about(10, "scheduler"), status=Status.EXPIRED, problem=PROBLEM, attempt=2),
-    steps.StepSettled(**_about(11, "workflow"), status=Status.FAILED, attempt=2, usage=USAGE, problem=PROBLEM),
+    steps.StepSettled(**_about(11, "workflow"), status=Status.FAILED, attempt=2, usage=USAGE, problem=PROBLEM, usd=0.0005),
     fleet.WorkerRegistered(
         **_about(12, "worker"),
         worker=WORKER,
@@ -321,7 +328,9 @@ MESSAGES: tuple[msgspec.Struct, ...] = (
         key=f"sha256:{SHA256}",
         deadline_ns=NOW_NS + 600_000_000_000,
         steps_planned=12,
+        budget_usd=0.5,
     ),
+    workflows.BudgetSet(**_about(27, "client"), key=f"sha256:{SHA256}", budget_usd=0.75, spent_usd=0.5),
     workflows.ValueRecorded(**_about(24, "client"), name="fetch", token=SHA256[:32], value=msgspec.Raw(b'{"status":200}')),
     workflows.WorkflowClosed(**_about(25, "client"), success=True, score=0.9, why="reviewed"),
     journal.JournalOpened(

@@ -29,6 +29,7 @@ class Reason(StrEnum):
     DEADLINE_UNREACHABLE = "deadline_unreachable"
     DEADLINE_PASSED = "deadline_passed"
     QUEUE_FULL = "queue_full"
+    BUDGET_SPENT = "insufficient_quota"  # OpenAI's word; the workflow's budget has no money left for this step
     NO_CAPACITY = "no_capacity"  # no worker serves the model now
     CIRCUIT_OPEN = "circuit_open"
     ATTEMPTS_EXHAUSTED = "attempts_exhausted"

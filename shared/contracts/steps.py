@@ -106,11 +106,12 @@ class Prompt(Message, frozen=True, kw_only=True, tag="prompt"):
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a step takes from its tenant's limits until it is settled: tokens, and the refill time of both buckets
-    (shared/core/limits.py)."""
+    (shared/core/limits.py); and from its workflow's budget."""
 
     tokens: int = 0  # prompt and longest output
     tokens_ns: int = 0
     request_ns: int = 0
+    nano_usd: int | None = None  # None: there is no budget; 0: there is one, and nobody knows what the step may cost
 
 
 class StepAdmitted(Message, frozen=True, kw_only=True, tag="step.admitted"):
@@ -214,6 +215,7 @@ class StepSettled(Message, frozen=True, kw_only=True, tag="step.settled"):
     attempt: int = 0
     usage: Usage = Usage()
     problem: Problem | None = None
+    usd: float = 0.0  # of all its attempts, as recorded by then: those that reported, and by estimate those that were lost
 
 
 class StepState(StrEnum):
@@ -231,7 +233,8 @@ class StepState(StrEnum):
 
 
 class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One attempt as recorded. No `status`: it has not ended. `superseded`: it came too late to count."""
+    """One attempt as recorded. No `status`: it has not ended, or was lost; then, once its step is settled, what it cost is `estimated`
+    (services/workflow/policies/estimate.py). `superseded`: it came too late to count."""
 
     attempt: int
     cell: CellId = CellId("")
@@ -249,6 +252,7 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     resumed_tokens: int = 0
     gpu_s: float = 0.0
     usd: float = 0.0
+    estimated: bool = False
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

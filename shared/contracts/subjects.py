@@ -122,7 +122,7 @@ def query_step(step: StepId) -> str:
 
 
 def workflow_event(workflow: WorkflowId, event: str) -> str:
-    """`event`: opened, closed, value.<token of the name>."""
+    """`event`: opened, budget, closed, value.<token of the name>."""
     return f"legato.workflow.{workflow}.{event}"
 
 

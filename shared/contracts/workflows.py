@@ -20,6 +20,9 @@ PARTS_MAX = 2_000  # steps, and names of values, in one WorkflowRecord: it must 
 Key = Annotated[str, Meta(min_length=1, max_length=256)]  # of a step or a value within its workflow, chosen by the program
 
 
+Usd = Annotated[float, Meta(gt=0, le=1e9)]
+
+
 NOTHING = msgspec.Raw(b"null")
 
 
@@ -30,6 +33,16 @@ class WorkflowOpened(Message, frozen=True, kw_only=True, tag="workflow.opened"):
     key: Annotated[str, Meta(max_length=128)] = ""
     deadline_ns: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0  # 0: none
     steps_planned: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0  # 0: not known
+    budget_usd: Usd | None = None  # what its steps may cost in all; None: whatever they cost
+
+
+class BudgetSet(Message, frozen=True, kw_only=True, tag="workflow.budget"):
+    """A program goes on with its workflow, and says what that may cost in all from now on. Unlike other facts of a workflow the last one
+    counts, so that a budget that was spent can be raised. `key` must be that of the opening."""
+
+    key: Annotated[str, Meta(max_length=128)] = ""
+    budget_usd: Usd
+    spent_usd: Annotated[float, Meta(ge=0)] = 0.0  # what the record said when this was said, for who has forgotten the workflow meanwhile
 
 
 class ValueRecorded(Message, frozen=True, kw_only=True, tag="workflow.value"):
@@ -92,6 +105,10 @@ class WorkflowRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     value_count: int = 0
     values: list[str] = []  # likewise
     usage: Usage = Usage()  # of all steps
+    budget_usd: float | None = None  # None: it has none
+    spent_usd: float = 0.0  # by all attempts of its steps
+    estimated_usd: float = 0.0  # of that, by attempts that were lost with their workers
+    reserved_usd: float = 0.0  # of the budget, by steps that have not ended, beyond what their attempts have cost
     problem: Problem | None = None
 
 

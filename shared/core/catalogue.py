@@ -28,6 +28,8 @@ class KnownWorker(msgspec.Struct, frozen=True, kw_only=True):
     state: WorkerState
     seen_ns: int
     decode_tokens_per_s: float = 0.0  # of one stream, 0: not known
+    prefill_tokens_per_s: float = 0.0  # likewise
+    usd_per_hour: float = 0.0  # of the whole worker
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +57,8 @@ class KnownModel(msgspec.Struct, kw_only=True):
     seen_ns: int
     cells: dict[CellId, Cell] = {}
     decode_tokens_per_s: float = 0.0  # of the fastest worker, 0: not known
+    prompt_token_usd: float = 0.0  # on the worker where that is dearest, alone on it; 0: nobody states both price and speed
+    output_token_usd: float = 0.0  # likewise
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
@@ -133,7 +137,12 @@ def _register(catalogue: Catalogue, event: WorkerRegistered, now_ns: int) -> Non
     model.card, model.seen_ns = event.card, now_ns
     cell = model.cells.setdefault(place.cell, Cell())
     cell.workers[event.worker] = KnownWorker(
-        epoch=event.epoch, state=event.state, seen_ns=now_ns, decode_tokens_per_s=event.capacity.decode_tokens_per_s
+        epoch=event.epoch,
+        state=event.state,
+        seen_ns=now_ns,
+        decode_tokens_per_s=event.capacity.decode_tokens_per_s,
+        prefill_tokens_per_s=event.capacity.prefill_tokens_per_s,
+        usd_per_hour=event.hardware.usd_per_hour,
     )
     catalogue.places[event.worker] = place
     _measure(model)
@@ -150,8 +159,14 @@ def _remove(catalogue: Catalogue, worker: WorkerId) -> None:
 
 
 def _measure(model: KnownModel) -> None:
-    speeds = [worker.decode_tokens_per_s for cell in model.cells.values() for worker in cell.workers.values()]
-    model.decode_tokens_per_s = max(speeds, default=0.0)
+    workers = [worker for cell in model.cells.values() for worker in cell.workers.values()]
+    model.decode_tokens_per_s = max((worker.decode_tokens_per_s for worker in workers), default=0.0)
+    model.prompt_token_usd = max((_token_usd(worker, worker.prefill_tokens_per_s) for worker in workers), default=0.0)
+    model.output_token_usd = max((_token_usd(worker, worker.decode_tokens_per_s) for worker in workers), default=0.0)
+
+
+def _token_usd(worker: KnownWorker, per_s: float) -> float:
+    return worker.usd_per_hour / 3600 / per_s if per_s > 0 else 0.0
 
 
 def _find(catalogue: Catalogue, worker: WorkerId) -> KnownWorker | None:

@@ -1,6 +1,6 @@
 """What is known of the fleet, folded from what workers and schedulers say."""
 
-from shared.contracts.fleet import Capacity, ModelCard, QueueReported, WorkerGone, WorkerRegistered, WorkerState
+from shared.contracts.fleet import Capacity, Hardware, ModelCard, QueueReported, WorkerGone, WorkerRegistered, WorkerState
 from shared.contracts.ids import CellId, ModelName, WorkerId
 from shared.core import catalogue
 from shared.core.catalogue import KEPT_NS, Catalogue
@@ -80,3 +80,20 @@ def test_what_is_silent_for_as_long_as_the_stream_keeps_it_is_forgotten() -> Non
     assert fleet.places
     catalogue.expire(fleet, NOW + KEPT_NS + 1)
     assert fleet == Catalogue()
+
+
+def priced(worker: str, usd_per_hour: float, prefill: float, decode: float) -> WorkerRegistered:
+    capacity = Capacity(blocks=1, slots=1, prefill_tokens_per_s=prefill, decode_tokens_per_s=decode)
+    return registered(worker, hardware=Hardware(usd_per_hour=usd_per_hour), capacity=capacity)
+
+
+def test_a_token_costs_what_it_does_on_the_dearest_worker_that_states_price_and_speed() -> None:
+    fleet = folded(
+        priced("a", 3_600.0, 100.0, 10.0), priced("b", 7_200.0, 400.0, 10.0), priced("c", 9_999.0, 0.0, 0.0), priced("d", 0, 1, 1)
+    )
+    model = fleet.models[SMALL]
+    assert (model.prompt_token_usd, model.output_token_usd) == (0.01, 0.2)
+    catalogue.fold(fleet, gone("b"), NOW)
+    assert (model.prompt_token_usd, model.output_token_usd) == (0.01, 0.1)
+    catalogue.fold(fleet, gone("a"), NOW)
+    assert (model.prompt_token_usd, model.output_token_usd) == (0, 0)
