@@ -4,7 +4,7 @@ from services.admission.config import AdmissionConfig, Terms
 from services.admission.decide import MACHINE
 from services.admission.state import State
 from shared.contracts.envelope import Message
-from shared.contracts.fleet import Capacity, ModelCard, QueueReported, WorkerRegistered, WorkerState
+from shared.contracts.fleet import Capacity, Hardware, ModelCard, QueueReported, WorkerRegistered, WorkerState
 from shared.contracts.ids import CellId, ModelName, StepId, WorkerId
 from shared.contracts.outcomes import Problem, Reason, Status, Usage
 from shared.contracts.output import Output
@@ -53,19 +53,27 @@ class Desk:
         usage = Usage(prompt_tokens=prompt_tokens, output_tokens=output_tokens)
         return self.take(StepSettled(step=StepId(name), status=Status.SUCCEEDED, usage=usage))
 
-    def end(self, name: str, status: Status = Status.SUCCEEDED, *, retryable: bool = False) -> list[Message]:
-        cell, worker = CellId("local"), WorkerId("w")
-        return self.take(AttemptEnded(step=StepId(name), cell=cell, worker=worker, attempt=1, status=status, retryable=retryable))
+    def end(self, name: str, status: Status = Status.SUCCEEDED, **fields: object) -> list[Message]:
+        values = {"cell": CellId("local"), "worker": WorkerId("w"), "attempt": 1, **fields}
+        return self.take(AttemptEnded(step=StepId(name), status=status, **values))  # type: ignore[arg-type]
 
-    def close(self, name: str, status: Status = Status.FAILED) -> list[Message]:
-        return self.take(StepClosed(step=StepId(name), status=status, problem=Problem(reason=Reason.INTERNAL, message="closed")))
+    def close(self, name: str, status: Status = Status.FAILED, attempt: int = 0) -> list[Message]:
+        problem = Problem(reason=Reason.INTERNAL, message="closed")
+        return self.take(StepClosed(step=StepId(name), status=status, problem=problem, attempt=attempt))
 
-    def fleet(self, decode_tokens_per_s: float = 10.0, cell: str = "local") -> None:
+    def fleet(self, decode_tokens_per_s: float = 10.0, cell: str = "local", usd_per_hour: float = 0.0) -> None:
         card = ModelCard(name=ModelName("small"), tokenizer="t", vocab_size=10, context_tokens=1_000, block_tokens=16)
-        capacity = Capacity(blocks=1, slots=1, decode_tokens_per_s=decode_tokens_per_s)
+        capacity = Capacity(blocks=1, slots=1, decode_tokens_per_s=decode_tokens_per_s, prefill_tokens_per_s=10 * decode_tokens_per_s)
         self.take(
             WorkerRegistered(
-                worker=WorkerId(f"w-{cell}"), cell=CellId(cell), pool="p", epoch=1, state=WorkerState.READY, card=card, capacity=capacity
+                worker=WorkerId(f"w-{cell}"),
+                cell=CellId(cell),
+                pool="p",
+                epoch=1,
+                state=WorkerState.READY,
+                card=card,
+                capacity=capacity,
+                hardware=Hardware(usd_per_hour=usd_per_hour),
             )
         )
 

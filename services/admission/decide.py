@@ -4,16 +4,19 @@ Rules, in this order; the first that says no is the answer:
 1. A step that is under way, or was settled or refused lately, is not taken again: its id is its identity, and its reader has the end. Who
    was refused tries again under a new id.
 2. What could not be read, or names no tenant, is refused with the reason found on the way in.
-3. The tenant's priority, the lengths, the tenant's rates, the deadline, the room in the fleet, the tenant's steps at once: one file each in
-   policies/. For the last one a submission may wait a moment.
+3. The tenant's priority, the lengths, the workflow's budget, the tenant's rates, the deadline, the room in the fleet, the tenant's steps at
+   once: one file each in policies/. For the last one, and for what other steps have reserved of the budget, a submission may wait a moment.
 
 Invariants: every submission is answered by exactly one StepAdmitted, or one StepRefused and one Output with the same problem, or by nothing
 when it is a copy; at once, or within `concurrent_wait_ms`. A step counts among those that its tenant has at once until its end is reported
 or closed; the tokens that it reserved and did not use are given back when it is settled; both GRACE_NS after its deadline at the latest.
+A budget is never promised twice: at each admission, what is spent and reserved, this step included, is within it (accounts.py).
 """
 
+import msgspec
+
 from services.admission.config import AdmissionConfig
-from services.admission.policies import concurrency, crowding, deadline, length, rate, tenant
+from services.admission.policies import budget, concurrency, crowding, deadline, length, rate, tenant
 from services.admission.request import MS, Request, Rule
 from services.admission.state import SWEEP_NS, State, apply
 from shared.contracts.envelope import Message, Tick
@@ -22,10 +25,11 @@ from shared.contracts.ids import ModelName, TenantId
 from shared.contracts.outcomes import FinishReason, Problem, Status
 from shared.contracts.output import End, Output
 from shared.contracts.steps import AttemptEnded, Job, StepAdmitted, StepClosed, StepRefused, StepSettled, SubmissionRead
+from shared.contracts.workflows import BudgetSet, WorkflowClosed, WorkflowOpened
 from shared.core.machine import Machine
 
-RULES: tuple[Rule, ...] = (tenant.refusal, length.refusal, rate.refusal, deadline.refusal, crowding.refusal)
-MAKE_ROOM = (AttemptEnded, StepClosed, StepSettled)
+RULES: tuple[Rule, ...] = (tenant.refusal, length.refusal, budget.refusal, rate.refusal, deadline.refusal, crowding.refusal)
+MAKE_ROOM = (AttemptEnded, BudgetSet, StepClosed, StepSettled)
 
 
 def decide(state: State, event: Message, now_ns: int, config: AdmissionConfig) -> list[Message]:
@@ -37,9 +41,13 @@ def decide(state: State, event: Message, now_ns: int, config: AdmissionConfig) -
 
 
 def wake_ns(state: State, config: AdmissionConfig) -> int | None:
-    """While there is something that could be forgotten, look every SWEEP_NS; and when the longest held has waited long enough."""
+    """While there is something that could be forgotten, look every SWEEP_NS; when the longest held has waited long enough; and at once when
+    one that was held has just been admitted."""
+    if state.again:
+        return state.swept_ns
     held = next(iter(state.held.values()), None)
-    sweep = [state.swept_ns + SWEEP_NS] if state.in_flight or state.tenants or state.fleet.models else []
+    known = state.in_flight or state.tenants or state.fleet.models or state.accounts.budgets
+    sweep = [state.swept_ns + SWEEP_NS] if known else []
     return min([*sweep, held.since_ns + config.concurrent_wait_ms * MS] if held is not None else sweep, default=None)
 
 
@@ -51,9 +59,15 @@ def _answer(state: State, read: SubmissionRead, now_ns: int, config: AdmissionCo
     refusal = _refusal(state, request, config)
     if refusal is not None:
         return refusal
-    if not concurrency.full(state, request):
-        return [_admit(request)]
-    return [] if concurrency.may_wait(state, request, config) else _refuse(read, request.tenant, concurrency.refusal(request, config))
+    busy = _busy(state, request, config)
+    if busy is None:
+        return [_admit(state, request, config)]
+    return [] if concurrency.may_wait(state, request, config) else _refuse(read, request.tenant, busy)
+
+
+def _busy(state: State, request: Request, config: AdmissionConfig) -> Problem | None:
+    """What other steps have taken now, and give back when they end."""
+    return concurrency.refusal(request, config) if concurrency.full(state, request) else budget.taken(state, request, config)
 
 
 def _answer_held(state: State, now_ns: int, config: AdmissionConfig) -> list[Message]:
@@ -64,11 +78,11 @@ def _answer_held(state: State, now_ns: int, config: AdmissionConfig) -> list[Mes
         if not isinstance(request, Request):
             outputs += request
         elif concurrency.overdue(held, now_ns, config):
-            outputs += _refuse(held.read, request.tenant, concurrency.refusal(request, config))
-        elif not concurrency.full(state, request):
+            outputs += _refuse(held.read, request.tenant, _busy(state, request, config) or concurrency.dropped(config))
+        elif _busy(state, request, config) is None:
             refusal = _refusal(state, request, config)
             if refusal is None:
-                return [*outputs, _admit(request)]
+                return [*outputs, _admit(state, request, config)]
             outputs += refusal
     return outputs
 
@@ -98,7 +112,7 @@ def _refusal(state: State, request: Request, config: AdmissionConfig) -> list[Me
     return None
 
 
-def _admit(request: Request) -> Message:
+def _admit(state: State, request: Request, config: AdmissionConfig) -> Message:
     read = request.read
     job = Job(
         model=ModelName(read.model),
@@ -116,7 +130,7 @@ def _admit(request: Request) -> Message:
         tenant=request.tenant,
         trace=read.trace,
         job=job,
-        reservation=rate.reservation(request),
+        reservation=msgspec.structs.replace(rate.reservation(request), nano_usd=budget.reservation(state, request, config)),
         step_key=read.step_key,
         input=read.input,
     )
@@ -134,7 +148,17 @@ MACHINE: Machine[State, AdmissionConfig] = Machine(
     name="admission",
     state=State,
     config=AdmissionConfig,
-    inputs=SubmissionRead | WorkerRegistered | WorkerGone | QueueReported | AttemptEnded | StepClosed | StepSettled | Tick,
+    inputs=SubmissionRead
+    | WorkerRegistered
+    | WorkerGone
+    | QueueReported
+    | AttemptEnded
+    | StepClosed
+    | StepSettled
+    | WorkflowOpened
+    | BudgetSet
+    | WorkflowClosed
+    | Tick,
     start=lambda _: State(),
     apply=apply,
     decide=decide,

@@ -16,6 +16,7 @@ from services.admission.reading import check, parse, seeded, step_from, trace_fr
 from services.admission.refusal import plain
 from services.admission.state import State
 from services.admission.tokenising import INLINE_BYTES, Encoded, Tokenisers
+from shared.contracts.catalogue import KIND
 from shared.contracts.envelope import Message
 from shared.contracts.fleet import ModelCard
 from shared.contracts.ids import MessageId, StepId, WorkflowId
@@ -23,6 +24,7 @@ from shared.contracts.outcomes import FinishReason, Problem, Reason, Status
 from shared.contracts.output import End, Output
 from shared.contracts.steps import AttemptEnded, Prompt, StepClosed, StepSettled, Submission, SubmissionRead
 from shared.contracts.subjects import step_of
+from shared.contracts.workflows import BudgetSet, WorkflowClosed, WorkflowOpened
 from shared.core.catalogue import resolve
 from shared.core.errors import LegatoError
 from shared.core.inputs import fingerprint
@@ -37,7 +39,9 @@ NUMBER_BYTES_MAX = 21  # of a block's hash in JSON; a token's id is shorter
 ENVELOPE_BYTES = 2_048  # of a prompt, besides tokens and blocks
 NAMELESS_CHARS_MAX = 512  # of a step id that is none, and is answered all the same; nats-server takes 4,096 bytes of subjects at once
 
-_NEWS: msgspec.json.Decoder[AttemptEnded | StepClosed | StepSettled] = msgspec.json.Decoder(AttemptEnded | StepClosed | StepSettled)
+NEWS = (AttemptEnded, StepClosed, StepSettled, WorkflowOpened, BudgetSet, WorkflowClosed)  # what it reads besides submissions
+_News = AttemptEnded | StepClosed | StepSettled | WorkflowOpened | BudgetSet | WorkflowClosed
+_NEWS: msgspec.json.Decoder[_News] = msgspec.json.Decoder(_News)
 Aliases = dict[str, str]
 
 
@@ -58,7 +62,7 @@ class Intake:
         """The input, at once for all that is short and whose tokenizer is in memory. Raises Unreadable for what has no step id that anybody
         could be answered under, or is no message of ours."""
         if not record.subject.startswith("legato.submit."):
-            return news(record.data)
+            return news(record.data, record.subject)
         step = step_from(record.subject)
         if step is None:
             raise _nameless(record)
@@ -178,12 +182,15 @@ def oversize(prompt: Prompt, bytes_max: int) -> Problem | None:
     return Problem(reason=Reason.TOO_LARGE, message=message)
 
 
-def news(data: bytes) -> Message:
-    """What became of a step. An attempt's report without its output, which can be long and is not for the journal. Raises Unreadable."""
+def news(data: bytes, subject: str) -> Message:
+    """What became of a step, or what a workflow may cost. An attempt's report without its output, which can be long and is not for the
+    journal. Raises Unreadable, also for what is said about a workflow on another one's subject."""
     try:
         event = read(_NEWS, data)
     except NoMessage as error:
         raise Unreadable(str(error)) from error
+    if isinstance(event, WorkflowOpened | BudgetSet | WorkflowClosed) and KIND[type(event)].subject(event) != subject:
+        raise Unreadable(f"it is about workflow {event.workflow[:100]!r}, its subject is {subject[:200]}")
     return msgspec.structs.replace(event, tokens=[], text="") if isinstance(event, AttemptEnded) else event
 
 

@@ -9,11 +9,10 @@ import nats.errors
 from services.admission.cards import Cards
 from services.admission.config import AdmissionConfig
 from services.admission.decide import MACHINE
-from services.admission.intake import Intake, watched
+from services.admission.intake import NEWS, Intake, watched
 from services.admission.tokenising import Tokenisers
 from shared.contracts import subjects
 from shared.contracts.catalogue import KIND
-from shared.contracts.steps import AttemptEnded
 from shared.contracts.streams import FLEET, MODELS_BUCKET, STEPS
 from shared.core.catalogue import ModelsConfig
 from shared.core.errors import LegatoError
@@ -40,7 +39,7 @@ async def run(context: Context) -> None:
     machine = dataclasses.replace(MACHINE, decide=watched(MACHINE.decide, intake.prompts))
     wiring = Wiring(
         sources=[
-            Source(stream=STEPS.name, subjects=(subjects.SUBMIT, KIND[AttemptEnded].pattern, subjects.CLOSED, subjects.SETTLED)),
+            Source(stream=STEPS.name, subjects=(subjects.SUBMIT, *(KIND[kind].pattern for kind in NEWS))),
             Source(stream=FLEET.name, subjects=(subjects.WORKERS,), latest=True),
         ],
         live=[subjects.QUEUES],

@@ -1,14 +1,17 @@
-"""What admission knows: the accepted steps that are not settled yet, what tenants have used, and how the fleet is loaded.
+"""What admission knows: the accepted steps that are not settled yet, what tenants and workflows have used, and how the fleet is loaded.
 
 Facts only. What they allow is decided with the configuration of the moment, so nothing here depends on it.
 """
 
 import msgspec
 
-from shared.contracts.envelope import Message
+from services.admission import accounts
+from services.admission.accounts import Accounts
+from shared.contracts.envelope import Message, Tick
 from shared.contracts.ids import StepId, TenantId
 from shared.contracts.outcomes import Status, Usage
 from shared.contracts.steps import AttemptEnded, Reservation, StepAdmitted, StepClosed, StepRefused, StepSettled, SubmissionRead
+from shared.contracts.workflows import BudgetSet, WorkflowClosed, WorkflowOpened
 from shared.core import catalogue, limits
 from shared.core.catalogue import Catalogue
 
@@ -52,6 +55,8 @@ class State(msgspec.Struct, kw_only=True):
     settled: dict[StepId, int] = {}  # when, oldest first
     refused: dict[StepId, int] = {}  # likewise
     tenants: dict[TenantId, Use] = {}
+    accounts: Accounts = msgspec.field(default_factory=Accounts)
+    again: bool = False  # one that was held has just been admitted, and the next may have room as well
     fleet: Catalogue = msgspec.field(default_factory=Catalogue)
     swept_ns: int = 0
 
@@ -67,13 +72,32 @@ def apply(state: State, event: Message, now_ns: int) -> None:
         _admitted(state, event, now_ns)
     elif isinstance(event, StepSettled):
         _settled(state, event, now_ns)
-    elif isinstance(event, StepClosed) or (isinstance(event, AttemptEnded) and event.status is not Status.FAILED):
-        _ended(state, event.step)
+    elif isinstance(event, AttemptEnded):
+        accounts.charge(state.accounts, event)
+        if event.status is not Status.FAILED:  # else another attempt follows, or a StepClosed
+            _ended(state, event.step, event.attempt)
+    elif isinstance(event, StepClosed):
+        _ended(state, event.step, event.attempt)
     elif isinstance(event, StepRefused):
         state.held.pop(event.step, None)
         _remember(state.refused, event.step, now_ns)
-    else:
+    elif isinstance(event, Tick):
+        state.again = False
+    elif not _on_budget(state, event, now_ns):
         catalogue.fold(state.fleet, event, now_ns)
+
+
+def _on_budget(state: State, event: Message, now_ns: int) -> bool:
+    """Whether it is one of these facts."""
+    if isinstance(event, WorkflowOpened):
+        accounts.open_budget(state.accounts, event, now_ns)
+    elif isinstance(event, BudgetSet):
+        accounts.set_budget(state.accounts, event, now_ns)
+    elif isinstance(event, WorkflowClosed):
+        accounts.close_budget(state.accounts, event.workflow)
+    else:
+        return False
+    return True
 
 
 def _admitted(state: State, event: StepAdmitted, now_ns: int) -> None:
@@ -86,13 +110,20 @@ def _admitted(state: State, event: StepAdmitted, now_ns: int) -> None:
         use.tokens_idle_ns = now_ns
     use.tokens_full_ns = limits.taken(use.tokens_full_ns, reservation.tokens_ns, now_ns)
     state.in_flight[event.step] = InFlight(event.tenant, now_ns, event.job.deadline_ns, reservation)
+    if reservation.nano_usd is not None:
+        accounts.reserve(state.accounts, event.step, event.workflow, reservation.nano_usd, now_ns)
+    state.again = bool(state.held)
 
 
-def _ended(state: State, step: StepId) -> None:
-    """Make room for the tenant's next step as soon as this one's reader can know of its end, which is before the settlement.
+def _ended(state: State, step: StepId, attempt: int) -> None:
+    """Make room for the next step of the tenant and of the workflow as soon as this one's reader can know of its end, which is before the
+    settlement: an end is reported once the output has it."""
+    accounts.end(state.accounts, step, attempt)
+    _free(state, step)
 
-    An attempt that failed is not the end: another one follows, or a StepClosed. All others are reported once the output has its end.
-    """
+
+def _free(state: State, step: StepId) -> None:
+    """Its place among the tenant's steps."""
     entry = state.in_flight.get(step)
     if entry is not None and not entry.ended:
         state.in_flight[step] = msgspec.structs.replace(entry, ended=True)
@@ -100,7 +131,8 @@ def _ended(state: State, step: StepId) -> None:
 
 
 def _settled(state: State, event: StepSettled, now_ns: int) -> None:
-    _ended(state, event.step)
+    _free(state, event.step)
+    accounts.settle(state.accounts, event)
     entry = state.in_flight.pop(event.step, None)
     if entry is None:
         return
@@ -131,7 +163,8 @@ def _sweep(state: State, now_ns: int) -> None:
     state.swept_ns = now_ns
     for step, entry in list(state.in_flight.items()):
         if now_ns > entry.deadline_ns + GRACE_NS:
-            _ended(state, step)
+            _free(state, step)
+            accounts.drop(state.accounts, step)
             del state.in_flight[step]
     for tenant, use in list(state.tenants.items()):
         if not use.running and now_ns >= max(use.requests_full_ns, use.tokens_full_ns):
@@ -139,4 +172,5 @@ def _sweep(state: State, now_ns: int) -> None:
     for table in (state.settled, state.refused):
         while table and now_ns - table[first := next(iter(table))] > REMEMBERED_NS:
             del table[first]
+    accounts.sweep(state.accounts, now_ns)
     catalogue.expire(state.fleet, now_ns)
