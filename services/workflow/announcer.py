@@ -7,6 +7,7 @@ announced, by whatever process, readers of the log see it settle once.
 import asyncio
 import logging
 
+from services.workflow.biller import Biller
 from services.workflow.patience import Patience
 from services.workflow.store import Store
 from shared.contracts.catalogue import KIND
@@ -30,10 +31,14 @@ class Announcer:
         self._store = store
         self._patiently = patiently
         self._telemetry = telemetry
+        self._biller = Biller(bus, store, patiently, telemetry)
 
     async def announce(self, steps: list[StepId]) -> None:
         """Returns when all announcements are stored, which takes as long as NATS is away."""
-        waiting = await self._patiently(lambda: self._store.outcomes(steps)) if steps else []
+        if not steps:
+            return
+        await self._biller.bill(steps)  # an announcement says what its step has cost
+        waiting = await self._patiently(lambda: self._store.outcomes(steps))
         while waiting:
             sent = [(message, await self._send(message)) for message in waiting]
             waiting = []

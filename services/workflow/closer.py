@@ -54,7 +54,8 @@ async def close(bus: Bus, store: Store, due: Due, now_ns: int) -> None:
         end = output.end
     assert end is not None
     report = await _report(bus, store, due, last, end) if end.status is Status.SUCCEEDED else _closing(due, last, end)
-    await _publish(bus, msgspec.structs.replace(report, time_ns=now_ns))
+    at_ns = (last.time_ns if isinstance(report, AttemptEnded) else 0) or now_ns  # an attempt was over with its output
+    await _publish(bus, msgspec.structs.replace(report, time_ns=at_ns))
 
 
 def _output(record: Record | None, due: Due) -> Output:

@@ -10,6 +10,7 @@ Rules:
 - What ends after the step is settled, or fails after a newer attempt was dispatched, is recorded as superseded.
 - Refused steps were never accepted: they are counted, not recorded. Events of steps without a row are counted.
 - Of what a program says of its workflow, the first opening, the first closing and the first value of each name stay; the rows see to it.
+  Of budgets the last one counts.
 
 Invariants: a settled step never changes; an open step always has a time at which somebody looks at it (`check_ns`); a step stands in
 `settled` only when its row is open, and then not in `advanced`.
@@ -26,9 +27,12 @@ from shared.contracts.envelope import Message
 from shared.contracts.ids import StepId
 from shared.contracts.outcomes import Status
 from shared.contracts.steps import AttemptEnded, StepAdmitted, StepClosed, StepDispatched, StepRefused, StepState
-from shared.contracts.workflows import ValueRecorded, WorkflowClosed, WorkflowOpened
+from shared.contracts.workflows import BudgetSet, ValueRecorded, WorkflowClosed, WorkflowOpened
 
-EVENTS = StepAdmitted | StepRefused | StepDispatched | AttemptEnded | StepClosed | WorkflowOpened | ValueRecorded | WorkflowClosed
+FACTS = (WorkflowOpened, BudgetSet, ValueRecorded, WorkflowClosed)  # of workflows
+EVENTS = (
+    StepAdmitted | StepRefused | StepDispatched | AttemptEnded | StepClosed | WorkflowOpened | BudgetSet | ValueRecorded | WorkflowClosed
+)
 
 replace = msgspec.structs.replace
 
@@ -55,6 +59,8 @@ class _Batch:
             self.changes.values.append(event)
         elif isinstance(event, WorkflowClosed):
             self.changes.closed.append(event)
+        elif isinstance(event, BudgetSet):
+            self.changes.budgets.append(event)
         else:
             self._take_step(event)
 

@@ -13,7 +13,7 @@ import msgspec
 
 from services.workflow.announcer import Announcer
 from services.workflow.config import WorkflowConfig
-from services.workflow.decide import EVENTS, decide
+from services.workflow.decide import EVENTS, FACTS, decide
 from services.workflow.judge import judged
 from services.workflow.patience import Patience
 from services.workflow.state import Changes
@@ -25,7 +25,7 @@ from shared.contracts.ids import StepId, is_subject_token
 from shared.contracts.journal import DeadLetter
 from shared.contracts.steps import StepClosed
 from shared.contracts.streams import STEPS
-from shared.contracts.workflows import ValueRecorded, WorkflowClosed, WorkflowOpened
+from shared.contracts.workflows import ValueRecorded
 from shared.core.inputs import name_token
 from shared.core.machine import ENCODER
 from shared.core.reading import NoMessage, read
@@ -156,7 +156,7 @@ class Recorder:
 
 def _placed(event: Message, subject: str) -> Message:
     """A fact about a workflow, if it is one about the workflow, and of the name, that its subject says. Raises NoMessage."""
-    if isinstance(event, WorkflowOpened | ValueRecorded | WorkflowClosed):
+    if isinstance(event, FACTS):
         if isinstance(event, ValueRecorded) and event.token != name_token(event.name):
             raise NoMessage(f"{event.token!r} is not the token of {event.name!r}")
         if not is_subject_token(event.workflow) or KIND[type(event)].subject(event) != subject:

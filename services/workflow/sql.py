@@ -18,12 +18,13 @@ FROM steps WHERE step = ANY($1::text[])"""
 
 ADMIT = """
 INSERT INTO steps
-    (step, tenant, workflow, model, trace, step_key, input, admitted, status, prompt_tokens, accepted_ns, deadline_ns, check_ns, updated_ns)
+    (step, tenant, workflow, model, trace, step_key, input, admitted, status, prompt_tokens, accepted_ns, deadline_ns, check_ns,
+     reserved_usd, updated_ns)
 SELECT t.step, t.tenant, t.workflow, t.model, t.trace, t.step_key, t.input, t.admitted::json, 'queued', t.prompt_tokens,
-       t.accepted_ns, t.deadline_ns, t.check_ns, $13
+       t.accepted_ns, t.deadline_ns, t.check_ns, t.reserved_usd, $14
 FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
-            $9::bigint[], $10::bigint[], $11::bigint[], $12::bigint[])
-    AS t (step, tenant, workflow, model, trace, step_key, input, admitted, prompt_tokens, accepted_ns, deadline_ns, check_ns)
+            $9::bigint[], $10::bigint[], $11::bigint[], $12::bigint[], $13::float8[])
+    AS t (step, tenant, workflow, model, trace, step_key, input, admitted, prompt_tokens, accepted_ns, deadline_ns, check_ns, reserved_usd)
 ON CONFLICT (step) DO NOTHING"""
 
 DISPATCH = """
@@ -48,7 +49,7 @@ ON CONFLICT (step, attempt) DO UPDATE SET
     status = excluded.status, superseded = excluded.superseded, reason = excluded.reason, problem = excluded.problem,
     prompt_tokens = excluded.prompt_tokens, cached_tokens = excluded.cached_tokens, output_tokens = excluded.output_tokens,
     queued_ms = excluded.queued_ms, ttft_ms = excluded.ttft_ms, total_ms = excluded.total_ms,
-    resumed_tokens = excluded.resumed_tokens, gpu_s = excluded.gpu_s, usd = excluded.usd, ended_ns = excluded.ended_ns
+    resumed_tokens = excluded.resumed_tokens, gpu_s = excluded.gpu_s, usd = excluded.usd, estimated = false, ended_ns = excluded.ended_ns
 WHERE a.ended_ns = 0"""
 
 ADVANCE = """
@@ -72,7 +73,8 @@ WHERE s.step = t.step AND s.status IN ('queued', 'running')
 RETURNING s.step"""
 
 OUTCOMES = """
-SELECT step, tenant, workflow, trace, status, attempt, prompt_tokens, cached_tokens, output_tokens, problem, settled_ns
+SELECT step, tenant, workflow, trace, status, attempt, prompt_tokens, cached_tokens, output_tokens, problem, settled_ns,
+       (SELECT coalesce(sum(a.usd), 0) FROM attempts a WHERE a.step = steps.step) AS usd
 FROM steps WHERE step = ANY($1::text[]) ORDER BY step"""
 
 DUE = """
@@ -88,12 +90,39 @@ STEP = "SELECT * FROM steps WHERE step = $1"
 
 ATTEMPTS = "SELECT * FROM attempts WHERE step = $1 ORDER BY attempt"
 
+# --- attempts without a bill -----------------------------------------------------------------------------------------------------
+
+# A success without times was reported by somebody else than its worker (closer.py, judge.py): nobody said what it used.
+LOST = """
+SELECT a.step, a.attempt, a.worker, a.dispatched_ns, coalesce(nullif(a.ended_ns, 0), n.dispatched_ns, s.settled_ns) AS given_up_ns
+FROM attempts a JOIN steps s USING (step) LEFT JOIN LATERAL (
+    SELECT min(dispatched_ns) AS dispatched_ns FROM attempts WHERE step = a.step AND attempt > a.attempt AND dispatched_ns > 0
+) n ON true
+WHERE a.step = ANY($1::text[]) AND (a.ended_ns = 0 OR (a.total_ms = 0 AND a.status = 'succeeded')) AND NOT a.estimated
+      AND a.dispatched_ns > 0 AND s.settled_ns > 0
+ORDER BY a.worker, a.step, a.attempt"""
+
+# Ended after $2 or not at all; of the latter those only that may still be under way in that time: none is for longer than a day.
+ATTEMPTS_ON = """
+SELECT a.dispatched_ns, coalesce(nullif(a.ended_ns, 0), n.dispatched_ns, nullif(s.settled_ns, 0), $3) AS ended_ns
+FROM attempts a JOIN steps s USING (step) LEFT JOIN LATERAL (
+    SELECT min(dispatched_ns) AS dispatched_ns FROM attempts WHERE step = a.step AND attempt > a.attempt AND dispatched_ns > 0
+) n ON true
+WHERE a.worker = $1 AND (a.ended_ns > $2 OR (a.ended_ns = 0 AND a.dispatched_ns > $2 - 86400000000000))
+      AND a.dispatched_ns > 0 AND a.dispatched_ns < $3
+ORDER BY a.dispatched_ns DESC LIMIT $4"""
+
+ESTIMATE = """
+UPDATE attempts a SET gpu_s = t.gpu_s, usd = t.usd, estimated = true
+FROM unnest($1::text[], $2::int[], $3::float8[], $4::float8[]) AS t (step, attempt, gpu_s, usd)
+WHERE a.step = t.step AND a.attempt = t.attempt AND (a.ended_ns = 0 OR (a.total_ms = 0 AND a.status = 'succeeded'))"""
+
 # --- workflows -------------------------------------------------------------------------------------------------------------------
 
 # The first opening and the first value of a name stay, and so does the first closing.
 OPEN_WORKFLOW = """
-INSERT INTO workflows (workflow, kind, key, deadline_ns, steps_planned, opened_ns)
-SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::int[], $6::bigint[])
+INSERT INTO workflows (workflow, kind, key, deadline_ns, steps_planned, opened_ns, budget_usd)
+SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::int[], $6::bigint[], $7::float8[])
 ON CONFLICT (workflow) DO NOTHING"""
 
 RECORD_VALUE = """
@@ -106,14 +135,25 @@ UPDATE workflows w SET success = t.success, score = t.score, why = t.why, closed
 FROM unnest($1::text[], $2::boolean[], $3::float8[], $4::text[], $5::bigint[]) AS t (workflow, success, score, why, closed_ns)
 WHERE w.workflow = t.workflow AND w.closed_ns = 0"""
 
+SET_BUDGET = """
+UPDATE workflows w SET budget_usd = t.budget_usd
+FROM unnest($1::text[], $2::text[], $3::float8[]) AS t (workflow, key, budget_usd)
+WHERE w.workflow = t.workflow AND w.key = t.key"""
+
 _WORKFLOW_COLUMNS = """
 SELECT w.*, s.tenant, coalesce(s.steps, 0) AS step_count,
        (SELECT count(*) FROM workflow_values v WHERE v.workflow = w.workflow) AS value_count, coalesce(s.prompt_tokens, 0) AS prompt_tokens,
-       coalesce(s.cached_tokens, 0) AS cached_tokens, coalesce(s.output_tokens, 0) AS output_tokens
+       coalesce(s.cached_tokens, 0) AS cached_tokens, coalesce(s.output_tokens, 0) AS output_tokens,
+       coalesce(s.usd, 0) AS spent_usd, coalesce(s.estimated_usd, 0) AS estimated_usd, coalesce(s.reserved_usd, 0) AS reserved_usd
 FROM {workflows} w LEFT JOIN LATERAL (
     SELECT min(tenant) AS tenant, count(*) AS steps, sum(prompt_tokens)::bigint AS prompt_tokens,
-           sum(cached_tokens)::bigint AS cached_tokens, sum(output_tokens)::bigint AS output_tokens
-    FROM steps WHERE steps.workflow = w.workflow AND steps.workflow <> ''
+           sum(cached_tokens)::bigint AS cached_tokens, sum(output_tokens)::bigint AS output_tokens,
+           sum(bill.usd) AS usd, sum(bill.estimated_usd) AS estimated_usd,
+           sum(greatest(0, reserved_usd - bill.usd)) FILTER (WHERE status IN ('queued', 'running')) AS reserved_usd
+    FROM steps CROSS JOIN LATERAL (
+        SELECT coalesce(sum(usd), 0) AS usd, coalesce(sum(usd) FILTER (WHERE estimated), 0) AS estimated_usd
+        FROM attempts a WHERE a.step = steps.step
+    ) bill WHERE steps.workflow = w.workflow AND steps.workflow <> ''
 ) s ON true ORDER BY w.opened_ns DESC"""
 
 WORKFLOW = _WORKFLOW_COLUMNS.format(workflows="(SELECT * FROM workflows WHERE workflow = $1)")
@@ -137,7 +177,7 @@ WITH billed AS (
     SELECT coalesce(w.kind, '') AS kind, s.tenant, s.model, a.*,
            CASE WHEN s.workflow <> '' THEN s.workflow ELSE s.step END AS task,
            CASE WHEN s.workflow <> '' THEN coalesce(w.success, false) ELSE s.status = 'succeeded' END AS successful,
-           CASE WHEN a.ended_ns = 0 THEN ''
+           CASE WHEN a.ended_ns = 0 THEN CASE WHEN a.estimated THEN 'lost' ELSE '' END
                 WHEN a.status = 'succeeded' AND NOT a.superseded THEN ''
                 WHEN a.superseded THEN 'superseded'
                 WHEN a.status IN ('cancelled', 'expired') THEN 'cancelled'
@@ -147,7 +187,7 @@ WITH billed AS (
 )
 SELECT kind, tenant, model,
        count(DISTINCT task) AS tasks, count(DISTINCT task) FILTER (WHERE successful) AS successful,
-       count(DISTINCT billed.step) AS steps, count(*) AS attempts, count(*) FILTER (WHERE ended_ns = 0) AS unbilled,
+       count(DISTINCT billed.step) AS steps, count(*) AS attempts, count(*) FILTER (WHERE ended_ns = 0 AND NOT estimated) AS unbilled,
        sum(prompt_tokens)::bigint AS prompt_tokens, sum(cached_tokens)::bigint AS cached_tokens,
        sum(resumed_tokens)::bigint AS resumed_tokens, sum(output_tokens)::bigint AS output_tokens,
        sum(gpu_s) AS gpu_s, sum(usd) AS usd,
@@ -156,5 +196,7 @@ SELECT kind, tenant, model,
        coalesce(sum(usd) FILTER (WHERE waste = 'superseded'), 0) AS superseded_usd,
        coalesce(sum(gpu_s) FILTER (WHERE waste = 'failed'), 0) AS failed_gpu_s,
        coalesce(sum(gpu_s) FILTER (WHERE waste = 'cancelled'), 0) AS cancelled_gpu_s,
-       coalesce(sum(gpu_s) FILTER (WHERE waste = 'superseded'), 0) AS superseded_gpu_s
+       coalesce(sum(gpu_s) FILTER (WHERE waste = 'superseded'), 0) AS superseded_gpu_s,
+       coalesce(sum(usd) FILTER (WHERE waste = 'lost'), 0) AS lost_usd,
+       coalesce(sum(gpu_s) FILTER (WHERE waste = 'lost'), 0) AS lost_gpu_s
 FROM billed GROUP BY kind, tenant, model ORDER BY usd DESC, gpu_s DESC, kind, tenant, model LIMIT $2"""

@@ -2,10 +2,11 @@
 
 import msgspec
 
-from shared.contracts.ids import StepId
+from services.workflow.policies.estimate import Span
+from shared.contracts.ids import StepId, WorkerId
 from shared.contracts.outcomes import FinishReason, Problem, Status, Usage
 from shared.contracts.steps import AttemptEnded, StepAdmitted, StepDispatched, StepState
-from shared.contracts.workflows import ValueRecorded, WorkflowClosed, WorkflowOpened
+from shared.contracts.workflows import BudgetSet, ValueRecorded, WorkflowClosed, WorkflowOpened
 
 OPEN = (StepState.QUEUED, StepState.RUNNING)
 
@@ -64,6 +65,7 @@ class Changes(msgspec.Struct, kw_only=True):
     opened: list[WorkflowOpened] = []
     values: list[ValueRecorded] = []
     closed: list[WorkflowClosed] = []
+    budgets: list[BudgetSet] = []
     refused: int = 0  # steps that were never accepted: they have no row
     unknown: int = 0  # events of steps that have no row, because the log was cut off or the database is a new one
 
@@ -78,3 +80,21 @@ class Due(msgspec.Struct, frozen=True, kw_only=True):
     redrives: int
     admitted: StepAdmitted
     silent: bool = False
+
+
+class Lost(msgspec.Struct, frozen=True, kw_only=True):
+    """An attempt of a settled step that has no bill, and when it was on its worker."""
+
+    step: StepId
+    attempt: int
+    worker: WorkerId
+    span: Span
+
+
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+    """What it cost instead."""
+
+    step: StepId
+    attempt: int
+    gpu_s: float
+    usd: float

@@ -6,17 +6,20 @@ from typing import Any
 import msgspec
 
 from services.workflow import sql, workflow_store
+from services.workflow.policies.estimate import Span
 from services.workflow.rows import columns, plain, problem_of, usage_of
-from services.workflow.state import Admission, Changes, Due, Ending, Known, Settlement
+from services.workflow.state import Admission, Changes, Due, Ending, Estimate, Known, Lost, Settlement
 from shared.contracts.costs import Cost, CostReport
-from shared.contracts.ids import MessageId, StepId
+from shared.contracts.ids import MessageId, StepId, WorkerId
 from shared.contracts.outcomes import FinishReason, Problem, Status, Usage
 from shared.contracts.steps import AttemptRecord, StepAdmitted, StepDispatched, StepRecord, StepSettled, StepState
 from shared.core.errors import LegatoError
+from shared.core.money import NANO
 from shared.runtime.db import Connection, Pool, Row
 
 READER = "workflow"
 COSTS_MAX = 1_000  # rows of one report
+SPANS_MAX = 10_000  # attempts on one worker that an estimate looks at, the newest
 
 _encode = msgspec.json.encode
 
@@ -73,6 +76,10 @@ class Store:
         if looks:
             await self._pool.execute(sql.LOOKED, *columns(looks))
 
+    async def estimated(self, estimates: Sequence[Estimate]) -> None:
+        """Bill attempts by estimate, unless they have reported meanwhile."""
+        await self._pool.execute(sql.ESTIMATE, *columns((e.step, e.attempt, e.gpu_s, e.usd) for e in estimates))
+
     # --- reading -------------------------------------------------------------------------------------------------------------
 
     async def outcomes(self, steps: Sequence[StepId]) -> list[StepSettled]:
@@ -100,6 +107,18 @@ class Store:
         if row is None:
             return None
         return _step_record(row, await self._pool.fetch(sql.ATTEMPTS, step))
+
+    async def lost(self, steps: Sequence[StepId]) -> list[Lost]:
+        """Attempts of settled steps that have no bill, by worker."""
+        return [
+            Lost(step=row["step"], attempt=row["attempt"], worker=row["worker"], span=Span(row["dispatched_ns"], row["given_up_ns"]))
+            for row in await self._pool.fetch(sql.LOST, list(steps))
+        ]
+
+    async def attempts_on(self, worker: WorkerId, span: Span) -> list[Span]:
+        """When attempts were on a worker, of those that may have been there within `span`."""
+        rows = await self._pool.fetch(sql.ATTEMPTS_ON, worker, span.start_ns, span.end_ns, SPANS_MAX)
+        return [Span(row["dispatched_ns"], row["ended_ns"]) for row in rows]
 
     async def costs(self, since_ns: int) -> CostReport:
         """Of the steps that were accepted since then."""
@@ -142,7 +161,8 @@ def _admitted(admission: Admission) -> Sequence[Any]:
     m = admission.message
     accepted_ns = m.job.accepted_ns or m.time_ns
     names = (m.step, plain(m.tenant), plain(m.workflow), plain(m.job.model), plain(m.trace), plain(m.step_key), plain(m.input))
-    return (*names, _json(m), m.job.prompt_tokens, accepted_ns, admission.deadline_ns, admission.check_ns)
+    reserved_usd = (m.reservation.nano_usd or 0) / NANO if m.reservation is not None else 0.0
+    return (*names, _json(m), m.job.prompt_tokens, accepted_ns, admission.deadline_ns, admission.check_ns, reserved_usd)
 
 
 def _dispatched(m: StepDispatched) -> Sequence[Any]:
@@ -192,6 +212,7 @@ def _announcement(row: Row) -> StepSettled:
         attempt=row["attempt"],
         usage=usage_of(row),
         problem=problem_of(row),
+        usd=row["usd"],
     )
 
 
@@ -235,4 +256,5 @@ def _attempt_record(row: Row) -> AttemptRecord:
         resumed_tokens=row["resumed_tokens"],
         gpu_s=row["gpu_s"],
         usd=row["usd"],
+        estimated=row["estimated"],
     )

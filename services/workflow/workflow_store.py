@@ -13,6 +13,7 @@ from shared.contracts.steps import StepState
 from shared.contracts.workflows import (
     NOTHING,
     PARTS_MAX,
+    BudgetSet,
     ValueFound,
     ValueRecorded,
     WorkflowClosed,
@@ -28,9 +29,12 @@ LIST_MAX = 1_000
 
 
 async def write(connection: Connection, changes: Changes) -> None:
-    """What programs said. Of several in one batch the first counts, as it does against what is there."""
+    """What programs said. Of several in one batch the first counts, as it does against what is there; of budgets the last."""
     if changes.opened:
         await connection.execute(sql.OPEN_WORKFLOW, *columns(map(_opened, changes.opened)))
+    if changes.budgets:
+        lasts = {each.workflow: each for each in changes.budgets}
+        await connection.execute(sql.SET_BUDGET, *columns(map(_budget, lasts.values())))
     if changes.values:
         await connection.execute(sql.RECORD_VALUE, *columns(map(_recorded, changes.values)))
     if changes.closed:
@@ -67,7 +71,11 @@ class WorkflowReader:
 
 
 def _opened(m: WorkflowOpened) -> Sequence[Any]:
-    return plain(m.workflow), plain(m.kind), plain(m.key), m.deadline_ns, m.steps_planned, m.time_ns
+    return plain(m.workflow), plain(m.kind), plain(m.key), m.deadline_ns, m.steps_planned, m.time_ns, m.budget_usd
+
+
+def _budget(m: BudgetSet) -> Sequence[Any]:
+    return plain(m.workflow), plain(m.key), m.budget_usd
 
 
 def _recorded(m: ValueRecorded) -> Sequence[Any]:
@@ -95,6 +103,10 @@ def _record(row: Row) -> WorkflowRecord:
         step_count=row["step_count"],
         value_count=row["value_count"],
         usage=usage_of(row),
+        budget_usd=row["budget_usd"],
+        spent_usd=row["spent_usd"],
+        estimated_usd=row["estimated_usd"],
+        reserved_usd=row["reserved_usd"],
     )
 
 
