@@ -19,6 +19,7 @@ from shared.contracts.output import Output
 from shared.contracts.steps import StepRecord, StepState
 from shared.contracts.streams import OUT
 from shared.core.errors import LegatoError
+from shared.core.workflows import Terms
 from shared.runtime.bus import Bus, BusConfig
 from shared.runtime.ids import new_id, new_trace
 from shared.runtime.output_reader import OutputReader
@@ -80,12 +81,16 @@ class Client:
             raise
         return step, not ack.duplicate
 
-    def workflow(self, kind: str, *, id: str, deadline_s: float | None = None, steps_planned: int = 0) -> Workflow:
+    def workflow(
+        self, kind: str, *, id: str, deadline_s: float | None = None, steps_planned: int = 0, budget_usd: float | None = None
+    ) -> Workflow:
         """A program of many steps that can be killed and started again: `async with client.workflow("report", id="q3") as wf`.
 
-        `deadline_s`: from the first opening on; its steps must end before. Raises Refused for an id that cannot be."""
+        `deadline_s`: from the first opening on; its steps must end before. `budget_usd`: what all its steps may cost; one that would not
+        fit is refused (`Refused`, with the reason BUDGET_SPENT). Raises Refused for an id or terms that cannot be."""
         with in_client_words():
-            return Workflow(self, opening(id, kind, self.key, deadline_s, steps_planned))
+            terms = Terms(deadline_s=deadline_s, steps_planned=steps_planned, budget_usd=budget_usd)
+            return Workflow(self, opening(id, kind, self.key, terms))
 
     async def stream(self, **request: Unpack[StepRequest]) -> AsyncGenerator[str, None]:
         """Submit and yield the text as it comes. Leaving the loop early cancels the step. Raises Refused, Failed."""

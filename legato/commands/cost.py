@@ -59,13 +59,18 @@ async def _cost(since_ns: int, json: bool, nats: str, data: Path) -> None:
     out.print(rows)
     unbilled = sum(each.unbilled for each in report.costs)
     if unbilled:
-        say(f"{unbilled} attempts run, or were lost with their workers: nobody knows what they used")
+        say(f"{unbilled} attempts run, or were lost with workers that nobody remembers: nobody knows what they used")
+    lost_usd, lost_gpu_s = (sum(getattr(each, f"lost_{unit}") for each in report.costs) for unit in ("usd", "gpu_s"))
+    if lost_gpu_s:
+        say(f"{lost_usd:,.4f} USD ({lost_gpu_s:,.2f} GPU s) of it are an estimate: of attempts lost with their workers (docs/costs.md)")
 
 
 def _row(cost: Cost) -> list[str]:
     priced = cost.usd > 0
     spent = cost.usd if priced else cost.gpu_s
-    waste = {cause: getattr(cost, f"{cause}_usd" if priced else f"{cause}_gpu_s") for cause in ("failed", "cancelled", "superseded")}
+    waste = {
+        cause: getattr(cost, f"{cause}_usd" if priced else f"{cause}_gpu_s") for cause in ("failed", "cancelled", "superseded", "lost")
+    }
     per_success = _amount(spent / cost.successful, priced) if cost.successful else "-"
     causes = ", ".join(f"{cause} {_share(amount, spent)}" for cause, amount in waste.items() if amount)
     return [

@@ -17,6 +17,7 @@ from shared.contracts.ids import WorkflowId
 from shared.contracts.steps import StepState
 from shared.contracts.workflows import WorkflowList, WorkflowRecord, WorkflowState, WorkflowStep
 from shared.core.errors import LegatoError
+from shared.core.money import nano_usd, spelled
 
 TOKENS = ("PROMPT", "CACHED", "OUTPUT")
 
@@ -100,6 +101,8 @@ async def _show(workflow_id: str, json: bool, nats: str, data: Path) -> None:
     if record.closed_ns:
         about.append(f"ended {_time(record.closed_ns)}" + (f", score {record.score:g}" if record.score is not None else ""))
     out.print(", ".join(about) + (f": {record.why}" if record.why else ""), markup=False)
+    if record.budget_usd is not None or record.spent_usd:
+        out.print(_money(record), markup=False)
     rows = table("STEP", "STATE", "MODEL", "ATTEMPTS", *TOKENS, "S", "ID", right=("ATTEMPTS", *TOKENS, "S"))
     for each in record.steps:
         rows.add_row(*_row(each))
@@ -138,6 +141,16 @@ def _row(step: WorkflowStep) -> list[str | Text]:
     counts = [str(number) for number in (step.attempts, step.usage.prompt_tokens, step.usage.cached_tokens, step.usage.output_tokens)]
     status = coloured(step.status if step.problem is None else f"{step.status}: {step.problem.reason}", step.problem is not None)
     return [step.name or "-", status, step.model, *counts, took, step.step]
+
+
+def _money(record: WorkflowRecord) -> str:
+    spent = f"spent {spelled(nano_usd(record.spent_usd))} USD"
+    if record.estimated_usd:
+        spent += f" ({spelled(nano_usd(record.estimated_usd))} by estimate, of attempts lost with their workers)"
+    if record.budget_usd is None:
+        return spent
+    reserved = f"{spelled(nano_usd(record.reserved_usd))} reserved by steps under way"
+    return f"budget {spelled(nano_usd(record.budget_usd))} USD: {spent}, {reserved}"
 
 
 def _state(record: WorkflowRecord) -> Text:

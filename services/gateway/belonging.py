@@ -1,7 +1,7 @@
 """Which workflow a request belongs to, by its headers. Pure.
 
 `X-Legato-Workflow` names the workflow, `X-Legato-Step-Key` the step within it; the other headers say what is said when it is opened, and
-have no effect later. A session of NVIDIA Dynamo (nvext.py) groups steps under an id that follows from it.
+have no effect later; of a budget the newest counts. A session of NVIDIA Dynamo (nvext.py) groups steps under an id that follows from it.
 """
 
 import re
@@ -11,16 +11,18 @@ import msgspec
 
 from shared.contracts.ids import is_subject_token
 from shared.core.inputs import session_workflow
-from shared.core.workflows import DEADLINE_MAX_S, KIND_CHARS_MAX, STEPS_PLANNED_MAX, Unfit, checked_name
+from shared.core.money import USD_MAX
+from shared.core.workflows import DEADLINE_MAX_S, KIND_CHARS_MAX, STEPS_PLANNED_MAX, Terms, Unfit, checked_name
 
 WORKFLOW = "X-Legato-Workflow"
 STEP_KEY = "X-Legato-Step-Key"
 KIND = "X-Legato-Workflow-Kind"
 DEADLINE_S = "X-Legato-Deadline-S"
 STEPS_PLANNED = "X-Legato-Steps-Planned"
+BUDGET_USD = "X-Legato-Budget-Usd"
 SESSION_KIND = "session"
-_WITH_WORKFLOW = (STEP_KEY, KIND, DEADLINE_S, STEPS_PLANNED)
-_SECONDS = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?")
+_WITH_WORKFLOW = (STEP_KEY, KIND, DEADLINE_S, STEPS_PLANNED, BUDGET_USD)
+_DECIMAL = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?")
 _COUNT = re.compile(r"[0-9]{1,10}")
 
 
@@ -30,8 +32,7 @@ class Belonging(msgspec.Struct, frozen=True, kw_only=True):
     workflow: str
     name: str = ""
     kind: str = ""
-    deadline_s: float | None = None
-    steps_planned: int = 0
+    terms: Terms = Terms()
     session: bool = False
 
 
@@ -49,8 +50,11 @@ def read_belonging(headers: Mapping[str, str], key: str, session: str) -> Belong
         workflow=workflow,
         name=_name(headers),
         kind=_kind(headers.get(KIND, "").strip()),
-        deadline_s=_deadline(headers.get(DEADLINE_S, "").strip()),
-        steps_planned=_planned(headers.get(STEPS_PLANNED, "").strip()),
+        terms=Terms(
+            deadline_s=_deadline(headers.get(DEADLINE_S, "").strip()),
+            steps_planned=_planned(headers.get(STEPS_PLANNED, "").strip()),
+            budget_usd=_budget(headers.get(BUDGET_USD, "").strip()),
+        ),
     )
 
 
@@ -74,7 +78,7 @@ def _kind(text: str) -> str:
 
 
 def _deadline(text: str) -> float | None:
-    if text and not (_SECONDS.fullmatch(text) and float(text) <= DEADLINE_MAX_S):
+    if text and not (_DECIMAL.fullmatch(text) and float(text) <= DEADLINE_MAX_S):
         raise Unfit(f"{DEADLINE_S} should be a number of seconds up to {DEADLINE_MAX_S:.0f}", DEADLINE_S)
     return float(text) if text else None
 
@@ -83,3 +87,9 @@ def _planned(text: str) -> int:
     if text and not (_COUNT.fullmatch(text) and int(text) <= STEPS_PLANNED_MAX):
         raise Unfit(f"{STEPS_PLANNED} should be a number up to {STEPS_PLANNED_MAX}", STEPS_PLANNED)
     return int(text or 0)
+
+
+def _budget(text: str) -> float | None:
+    if text and not (_DECIMAL.fullmatch(text) and 0 < float(text) <= USD_MAX):
+        raise Unfit(f"{BUDGET_USD} should be a number of dollars above 0 and up to {USD_MAX:.0f}", BUDGET_USD)
+    return float(text) if text else None

@@ -6,7 +6,7 @@ OpenAI's own replies are OpenAI's to describe: they are objects here, with the a
 import msgspec
 
 from services.gateway import nvext
-from services.gateway.belonging import DEADLINE_S, KIND, STEP_KEY, STEPS_PLANNED, WORKFLOW
+from services.gateway.belonging import BUDGET_USD, DEADLINE_S, KIND, STEP_KEY, STEPS_PLANNED, WORKFLOW
 from services.gateway.dialect import NEUTRAL_CHAT, NEUTRAL_COMPLETION, ChatBody, CompletionBody
 from services.gateway.workflow_api import LIST_DEFAULT, LIST_MAX, Cancellation, Cancelled, Closing, NamedStep, Value
 from shared.contracts.document import INFO, Json
@@ -32,6 +32,10 @@ HEADERS: dict[str, tuple[str, Json]] = {
     KIND: ("What sort of work the workflow is. Has effect when it is opened, like the next two.", {"type": "string", "maxLength": 128}),
     DEADLINE_S: ("The workflow's steps must end within, from its opening on.", {"type": "number", "minimum": 0}),
     STEPS_PLANNED: ("How many steps the workflow will have.", {"type": "integer", "minimum": 0}),
+    BUDGET_USD: (
+        "What all steps of the workflow may cost, in US dollars; the newest one counts.",
+        {"type": "number", "exclusiveMinimum": 0},
+    ),
     "traceparent": ("W3C Trace Context: the trace that the step joins.", {"type": "string"}),
     **{name: ("A session of NVIDIA Dynamo: groups steps.", {"type": "string", "maxLength": 256}) for name in nvext.SESSION_HEADERS},
 }

@@ -22,7 +22,7 @@ from shared.contracts.streams import OUT
 from shared.contracts.workflows import WorkflowOpened
 from shared.core.errors import LegatoError
 from shared.core.machine import ENCODER
-from shared.core.workflows import RecordAway, Unfit, WorkflowError, output_of
+from shared.core.workflows import RecordAway, Terms, Unfit, WorkflowError, output_of
 from shared.runtime.bus import Bus
 from shared.runtime.publisher import WrongLastSequence
 from shared.runtime.workflow_run import WorkflowRun, ask, opening
@@ -63,9 +63,9 @@ class Workflows:
 
     async def begun(self, key: str, belonging: Belonging) -> WorkflowRun:
         """The run of a workflow, which is opened where it is new."""
-        known = self._kept((key, belonging.workflow))
-        if known is None:
-            opened = opening(belonging.workflow, belonging.kind, key, belonging.deadline_s, belonging.steps_planned)
+        known, budget_usd = self._kept((key, belonging.workflow)), belonging.terms.budget_usd
+        if known is None or budget_usd not in (None, known.budget_usd):
+            opened = opening(belonging.workflow, belonging.kind, key, belonging.terms)
             known = WorkflowRun(self._bus, opened, self._config.workflow_wait_ms / 1e3)
             await known.begin()
             self._keep(known)
@@ -75,7 +75,7 @@ class Workflows:
         """The run of a workflow that somebody has opened."""
         known = self._kept((key, workflow))
         if known is None:
-            known = WorkflowRun(self._bus, opening(workflow, "", key, None, 0), self._config.workflow_wait_ms / 1e3)
+            known = WorkflowRun(self._bus, opening(workflow, "", key, Terms()), self._config.workflow_wait_ms / 1e3)
             await known.join()
             self._keep(known)
         return known
@@ -116,7 +116,7 @@ class Workflows:
         self._sessions[name] = None
         if len(self._sessions) > SESSIONS_MAX:
             self._sessions.popitem(last=False)
-        self._farewells.start(self._open(opening(belonging.workflow, belonging.kind, key, None, 0)), f"open-{belonging.workflow}")
+        self._farewells.start(self._open(opening(belonging.workflow, belonging.kind, key, Terms())), f"open-{belonging.workflow}")
 
     async def _open(self, opened: WorkflowOpened) -> None:
         subject = KIND[WorkflowOpened].subject(opened)

@@ -7,6 +7,7 @@ from shared.contracts.outcomes import FinishReason, Problem, Reason, Status
 from shared.contracts.output import End, Output
 from shared.contracts.steps import StepRecord, StepState
 from shared.core.errors import LegatoError
+from shared.core.money import USD_MAX
 
 DEADLINE_MAX_S = 10 * 365 * 86_400.0
 KIND_CHARS_MAX = 128
@@ -56,12 +57,27 @@ class RecordAway(LegatoError, TimeoutError):
     """What is recorded cannot be read now: the workflow service, or its Postgres, is away. Asking again later is right."""
 
 
-def checked_opening(workflow: str, deadline_s: float | None) -> None:
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """What a program says of its workflow besides kind and id."""
+
+    deadline_s: float | None = None  # from the first opening on; its steps must end before
+    steps_planned: int = 0
+    budget_usd: float | None = None  # what all its steps may cost; a later run may give another one, which counts from then on
+
+
+def checked_opening(workflow: str, terms: Terms) -> None:
     """Raises Unfit."""
+    deadline_s, budget_usd = terms.deadline_s, terms.budget_usd
     if not is_subject_token(workflow):
         raise Unfit(f"a workflow's id is 1 to 128 letters, digits, - and _; {workflow[:150]!r} is not", "id")
     if deadline_s is not None and not 0 <= deadline_s <= DEADLINE_MAX_S:
         raise Unfit(f"a deadline lies within {DEADLINE_MAX_S:.0f} s, not in {deadline_s} s", "deadline_s")
+    if budget_usd is not None and not _is_budget(budget_usd):
+        raise Unfit(f"a budget is a number of dollars above 0 and up to {USD_MAX:,.0f}, not {budget_usd!r}", "budget_usd")
+
+
+def _is_budget(given: object) -> bool:
+    return isinstance(given, int | float) and not isinstance(given, bool) and 0 < given <= USD_MAX
 
 
 def checked_name(name: str) -> str:

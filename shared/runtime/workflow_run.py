@@ -21,6 +21,7 @@ from shared.contracts.output import Output
 from shared.contracts.steps import CancelRequested, StepRecord, StepState, Submission
 from shared.contracts.streams import OUT, STEPS
 from shared.contracts.workflows import (
+    BudgetSet,
     ValueFound,
     ValueRecorded,
     WorkflowClosed,
@@ -41,6 +42,7 @@ from shared.core.workflows import (
     NoWorkflow,
     Place,
     RecordAway,
+    Terms,
     Unfit,
     WorkflowEnded,
     WorkflowError,
@@ -81,10 +83,10 @@ async def cancel(bus: Bus, step: StepId, why: str) -> None:
     await (await bus.store(subjects.cancel(step), ENCODER.encode(request)))
 
 
-def opening(workflow: str, kind: str, key: str, deadline_s: float | None, steps_planned: int) -> WorkflowOpened:
+def opening(workflow: str, kind: str, key: str, terms: Terms) -> WorkflowOpened:
     """What a program says first. Raises Unfit for what cannot be."""
-    checked_opening(workflow, deadline_s)
-    now = now_ns()
+    checked_opening(workflow, terms)
+    deadline_s, budget_usd, now = terms.deadline_s, terms.budget_usd, now_ns()
     return WorkflowOpened(
         id=_new_id(),
         workflow=WorkflowId(workflow),
@@ -92,7 +94,8 @@ def opening(workflow: str, kind: str, key: str, deadline_s: float | None, steps_
         kind=kind[:KIND_CHARS_MAX],
         key=key,
         deadline_ns=now + int(deadline_s * 1e9) if deadline_s is not None else 0,
-        steps_planned=steps_planned,
+        steps_planned=terms.steps_planned,
+        budget_usd=None if budget_usd is None else float(budget_usd),
     )
 
 
@@ -110,14 +113,22 @@ class WorkflowRun:
         self._steps: dict[StepId, WorkflowStep] = {}
 
     @property
+    def budget_usd(self) -> float | None:
+        """As this run has named it."""
+        return self._opening.budget_usd
+
+    @property
     def weight(self) -> int:
         """How much memory it takes: the number of steps that it holds, and itself."""
         return len(self.record.steps) + 1
 
     async def begin(self) -> None:
         """Open the workflow, or go on with what is there. Raises Unfit, WorkflowError, RecordAway."""
-        first = await self._first(self._opening)
-        self._take(await self.recorded(), first)
+        first, record = await self._first(self._opening), await self.recorded()
+        self._take(record, first)
+        known = record.state is not WorkflowState.UNKNOWN
+        if known or first is not self._opening:
+            await self._set_budget(record.budget_usd if known else first.budget_usd)
 
     async def join(self) -> None:
         """Go on with what is there. Raises NoWorkflow where there is nothing, and what `begin` raises."""
@@ -133,6 +144,16 @@ class WorkflowRun:
         if known:
             self.record, self._steps = record, {each.step: each for each in record.steps}
         self._deadline_ns = record.deadline_ns if known else first.deadline_ns
+
+    async def _set_budget(self, former_usd: float | None) -> None:
+        """What it may cost from now on, told behind its opening and before its steps: this run's word, or the former one. It is told also
+        when nothing has changed, for who decides on steps may have forgotten a workflow that lay idle."""
+        budget_usd = self._opening.budget_usd or former_usd
+        if budget_usd is None or self.record.state is not WorkflowState.OPEN:
+            return
+        said = BudgetSet(id=_new_id(), workflow=self.id, time_ns=now_ns(), key=self.key, budget_usd=budget_usd)
+        said = msgspec.structs.replace(said, spent_usd=self.record.spent_usd)
+        await (await self._bus.store(KIND[BudgetSet].subject(said), ENCODER.encode(said), msg_id=said.id))
 
     # --- steps ---------------------------------------------------------------------------------------------------------------
 

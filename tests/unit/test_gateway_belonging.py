@@ -3,7 +3,7 @@
 import pytest
 
 from services.gateway.belonging import Belonging, read_belonging
-from shared.core.workflows import Unfit
+from shared.core.workflows import Terms, Unfit
 
 FULL = {
     "X-Legato-Workflow": "q3-acme",
@@ -11,6 +11,7 @@ FULL = {
     "X-Legato-Workflow-Kind": "Bericht für alle",
     "X-Legato-Deadline-S": "90.5",
     "X-Legato-Steps-Planned": "7",
+    "X-Legato-Budget-Usd": "2.50",
 }
 
 
@@ -19,7 +20,8 @@ def test_no_headers_no_workflow() -> None:
 
 
 def test_all_headers_arrive() -> None:
-    expected = Belonging(workflow="q3-acme", name="plan the trip", kind="Bericht für alle", deadline_s=90.5, steps_planned=7)
+    terms = Terms(deadline_s=90.5, steps_planned=7, budget_usd=2.5)
+    expected = Belonging(workflow="q3-acme", name="plan the trip", kind="Bericht für alle", terms=terms)
     assert read_belonging(FULL, "", "") == expected
 
 
@@ -53,6 +55,10 @@ def test_what_is_said_of_a_workflow_needs_one(name: str) -> None:
         ("X-Legato-Steps-Planned", "-1"),
         ("X-Legato-Steps-Planned", "2147483648"),
         ("X-Legato-Steps-Planned", "1.0"),
+        ("X-Legato-Budget-Usd", "0"),
+        ("X-Legato-Budget-Usd", "nan"),
+        ("X-Legato-Budget-Usd", "$5"),
+        ("X-Legato-Budget-Usd", "999999999999"),
     ],
 )
 def test_a_header_that_makes_no_sense_is_refused_by_its_name(name: str, text: str) -> None:
