@@ -7,8 +7,9 @@ import msgspec
 
 from services.admission import accounts
 from services.admission.accounts import Accounts
+from services.admission.prices import Prices, learn
 from shared.contracts.envelope import Message, Tick
-from shared.contracts.ids import StepId, TenantId
+from shared.contracts.ids import ModelName, StepId, TenantId
 from shared.contracts.outcomes import Status, Usage
 from shared.contracts.steps import AttemptEnded, Reservation, StepAdmitted, StepClosed, StepRefused, StepSettled, SubmissionRead
 from shared.contracts.workflows import BudgetSet, WorkflowClosed, WorkflowOpened
@@ -29,6 +30,7 @@ class InFlight(msgspec.Struct, frozen=True, array_like=True):
     deadline_ns: int
     reservation: Reservation
     ended: bool = False  # for its reader; what it used is known when it is settled
+    model: ModelName = ModelName("")
 
 
 class Held(msgspec.Struct, frozen=True, array_like=True):
@@ -56,6 +58,7 @@ class State(msgspec.Struct, kw_only=True):
     refused: dict[StepId, int] = {}  # likewise
     tenants: dict[TenantId, Use] = {}
     accounts: Accounts = msgspec.field(default_factory=Accounts)
+    prices: dict[ModelName, Prices] = {}
     again: bool = False  # one that was held has just been admitted, and the next may have room as well
     fleet: Catalogue = msgspec.field(default_factory=Catalogue)
     swept_ns: int = 0
@@ -74,6 +77,7 @@ def apply(state: State, event: Message, now_ns: int) -> None:
         _settled(state, event, now_ns)
     elif isinstance(event, AttemptEnded):
         accounts.charge(state.accounts, event)
+        _learn(state, event)
         if event.status is not Status.FAILED:  # else another attempt follows, or a StepClosed
             _ended(state, event.step, event.attempt)
     elif isinstance(event, StepClosed):
@@ -109,10 +113,17 @@ def _admitted(state: State, event: StepAdmitted, now_ns: int) -> None:
     if use.tokens_full_ns <= now_ns:
         use.tokens_idle_ns = now_ns
     use.tokens_full_ns = limits.taken(use.tokens_full_ns, reservation.tokens_ns, now_ns)
-    state.in_flight[event.step] = InFlight(event.tenant, now_ns, event.job.deadline_ns, reservation)
+    state.in_flight[event.step] = InFlight(event.tenant, now_ns, event.job.deadline_ns, reservation, model=event.job.model)
     if reservation.nano_usd is not None:
         accounts.reserve(state.accounts, event.step, event.workflow, reservation.nano_usd, now_ns)
     state.again = bool(state.held)
+
+
+def _learn(state: State, event: AttemptEnded) -> None:
+    """What tokens of its model cost. From steps in flight only: a report that comes twice could else count twice."""
+    entry = state.in_flight.get(event.step)
+    if entry is not None and not entry.ended and entry.model in state.fleet.models:
+        learn(state.prices.setdefault(entry.model, Prices()), event)
 
 
 def _ended(state: State, step: StepId, attempt: int) -> None:
@@ -174,3 +185,5 @@ def _sweep(state: State, now_ns: int) -> None:
             del table[first]
     accounts.sweep(state.accounts, now_ns)
     catalogue.expire(state.fleet, now_ns)
+    for model in [name for name in state.prices if name not in state.fleet.models]:
+        del state.prices[model]

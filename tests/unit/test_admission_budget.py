@@ -6,13 +6,14 @@ import pytest
 from services.admission import accounts
 from services.admission.accounts import BUDGETS_MAX, CLOSED_NS, IDLE_NS, PAID_MAX, Accounts, Budget
 from services.admission.decide import wake_ns
-from services.admission.policies.budget import SLACK
+from services.admission.policies.budget import SLACK, token_prices
 from services.admission.state import GRACE_NS, SWEEP_NS, State
 from shared.contracts.envelope import Message, Tick
-from shared.contracts.ids import StepId, WorkflowId
-from shared.contracts.outcomes import Reason, Status
+from shared.contracts.ids import ModelName, StepId, WorkflowId
+from shared.contracts.outcomes import Reason, Status, Usage
 from shared.contracts.steps import Sampling, StepAdmitted, StepRefused, StepSettled
 from shared.contracts.workflows import BudgetSet, WorkflowClosed, WorkflowOpened
+from shared.core import catalogue
 from shared.core.money import NANO, nano_usd, spelled
 from tests.admission_desk import KEY, MS, OTHER_KEY, SECOND, Desk
 
@@ -112,6 +113,61 @@ def test_where_nobody_knows_a_price_steps_are_admitted_until_others_have_spent_t
     desk.admitted("c", workflow=WF)
     desk.end("b", usd=0.1)
     assert desk.refused(workflow=WF).reason is Reason.BUDGET_SPENT
+
+
+def report(usd: float = 0.6, **usage: int) -> dict[str, object]:
+    """Half of its time in the engine goes into 10 computed tokens of prompt, half into 30 generated ones."""
+    return {
+        "usd": usd,
+        "usage": Usage(**{"prompt_tokens": 25, "cached_tokens": 20, "output_tokens": 35, **usage}),
+        "resumed_tokens": 5,
+        "queued_ms": 10.0,
+        "ttft_ms": 100.0,
+        "total_ms": 210.0,
+    }
+
+
+def test_where_workers_state_no_speed_a_step_reserves_by_what_tokens_have_cost_lately() -> None:
+    desk = opened()
+    desk.fleet(decode_tokens_per_s=0.0, usd_per_hour=PRICED)
+    desk.admitted("a", workflow=WF)
+    assert money(desk) == (0, 0)
+    desk.end("a", **report())
+    desk.admitted("b", workflow=WF)
+    assert money(desk)[1] == pytest.approx((10 * 0.3 / 10 + 10 * 0.3 / 30) * SLACK)
+
+
+def test_prices_follow_what_is_reported_and_are_forgotten_with_their_model() -> None:
+    desk = opened(1e6)
+    desk.fleet(decode_tokens_per_s=0.0, usd_per_hour=PRICED)
+    for number in range(600):
+        desk.admitted(f"s{number}")
+        desk.end(f"s{number}", **report(6.0 if number < 300 else 0.6))
+        desk.end(f"s{number}", **report(1e6))  # of a step that has ended already
+        desk.settle(f"s{number}")
+    assert token_prices(desk.state, ModelName("small")) == (pytest.approx(0.03, rel=0.05), pytest.approx(0.01, rel=0.05))
+    desk.now += catalogue.KEPT_NS + 2 * SWEEP_NS
+    desk.take(Tick())
+    assert desk.state.prices == {}
+
+
+@pytest.mark.parametrize("odd", [{"usd": 0.0}, {"ttft_ms": 0.0}, {"ttft_ms": 300.0}, {"total_ms": 0.0}])
+def test_from_a_report_without_times_or_money_no_price_is_learnt(odd: dict[str, object]) -> None:
+    desk = opened()
+    desk.fleet(decode_tokens_per_s=0.0, usd_per_hour=PRICED)
+    desk.admitted("a")
+    desk.end("a", **{**report(), **odd})
+    assert token_prices(desk.state, ModelName("small")) == (0, 0)
+
+
+def test_an_output_of_one_token_says_nothing_of_what_a_token_of_output_costs() -> None:
+    desk = opened()
+    desk.fleet(decode_tokens_per_s=0.0, usd_per_hour=PRICED)
+    desk.admitted("a")
+    desk.end("a", **report(output_tokens=6))
+    prompt_token, output_token = token_prices(desk.state, ModelName("small"))
+    assert prompt_token > 0
+    assert output_token == 0
 
 
 def test_a_failed_attempt_is_paid_from_the_steps_reservation() -> None:
@@ -289,7 +345,7 @@ def test_a_state_from_before_there_were_budgets_is_still_understood() -> None:
     desk = Desk()
     desk.admitted("a")
     kept = msgspec.json.decode(msgspec.json.encode(desk.state))
-    del kept["accounts"], kept["again"]
+    del kept["accounts"], kept["again"], kept["prices"]
     assert msgspec.convert(kept, State) == desk.state
 
 

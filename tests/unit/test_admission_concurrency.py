@@ -92,8 +92,9 @@ def test_a_state_from_before_ends_were_heard_is_still_understood() -> None:
     desk = strict(concurrent_max=1)
     desk.admitted("a")
     kept = msgspec.json.decode(msgspec.json.encode(desk.state))
-    kept["in_flight"]["a"].pop()
-    assert msgspec.convert(kept, State) == desk.state
+    del kept["in_flight"]["a"][4:]
+    before = msgspec.convert(kept, State).in_flight["a"]
+    assert msgspec.structs.replace(before, model="small") == desk.state.in_flight["a"]
 
 
 def test_settlements_that_come_twice_or_from_nowhere_free_nothing() -> None:
