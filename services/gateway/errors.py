@@ -55,6 +55,8 @@ def headers_of(problem: Problem) -> dict[str, str]:
     """When to come back, where coming back helps. Whole seconds, rounded up."""
     if status_of(problem) not in (429, 503):
         return {}
+    if problem.reason is Reason.BUDGET_SPENT and not problem.retry_after_ms:  # OpenAI's clients would try a 429 again otherwise
+        return {"x-should-retry": "false"}
     wait_ms = max(problem.retry_after_ms, RETRY_AFTER_MS_MIN)
     return {"Retry-After": str(-(-wait_ms // 1000)), "retry-after-ms": str(wait_ms)}
 
@@ -62,7 +64,8 @@ def headers_of(problem: Problem) -> dict[str, str]:
 def body_of(problem: Problem) -> bytes:
     """The error object. The fleet names parameters as a submission has them, where sampling is an object of its own."""
     param = problem.param.removeprefix("sampling.") or None
-    return error_body(problem.message, type_of(status_of(problem)), param=param, code=problem.reason.value)
+    kind = problem.reason.value if problem.reason is Reason.BUDGET_SPENT else type_of(status_of(problem))  # OpenAI's word is both
+    return error_body(problem.message, kind, param=param, code=problem.reason.value)
 
 
 def conflict_of(error: WorkflowError) -> tuple[int, str, str | None]:

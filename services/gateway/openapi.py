@@ -33,7 +33,7 @@ HEADERS: dict[str, tuple[str, Json]] = {
     DEADLINE_S: ("The workflow's steps must end within, from its opening on.", {"type": "number", "minimum": 0}),
     STEPS_PLANNED: ("How many steps the workflow will have.", {"type": "integer", "minimum": 0}),
     BUDGET_USD: (
-        "What all steps of the workflow may cost, in US dollars; the newest one counts.",
+        "What all its steps may cost, in US dollars; the newest one counts.",
         {"type": "number", "exclusiveMinimum": 0},
     ),
     "traceparent": ("W3C Trace Context: the trace that the step joins.", {"type": "string"}),

@@ -47,3 +47,11 @@ def test_an_end_without_a_problem_is_given_one_unless_it_succeeded() -> None:
         problem = problem_of(End(status=status))
         assert problem is not None
         assert status_of(problem) == code
+
+
+def test_a_spent_budget_is_told_as_openai_tells_it_and_tried_again_only_where_that_may_help() -> None:
+    spent = Problem(reason=Reason.BUDGET_SPENT, message="x")
+    error = json.loads(body_of(spent))["error"]
+    assert (status_of(spent), error["type"], error["code"]) == (429, "insufficient_quota", "insufficient_quota")
+    assert headers_of(spent) == {"x-should-retry": "false"}
+    assert headers_of(Problem(reason=Reason.BUDGET_SPENT, message="x", retry_after_ms=1_500))["retry-after-ms"] == "1500"
