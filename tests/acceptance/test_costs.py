@@ -1,6 +1,8 @@
 """What work costs, on a fleet whose worker has a price: shares of the engine's time, per successful task, and what was for nothing."""
 
 import asyncio
+import os
+import signal
 import sys
 import uuid
 from collections.abc import AsyncIterator
@@ -8,13 +10,16 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from legato import Client
+from legato import Client, Refused
 from legato.fleet import Fleet
 from shared.contracts import subjects
 from shared.contracts.costs import Cost, CostReport
-from shared.contracts.ids import StepId
-from shared.contracts.outcomes import Status
-from shared.contracts.steps import StepRecord
+from shared.contracts.ids import StepId, WorkflowId
+from shared.contracts.outcomes import Reason, Status
+from shared.contracts.steps import StepAdmitted, StepRecord
+from shared.contracts.streams import STEPS
+from shared.contracts.workflows import WorkflowRecord
+from shared.core.money import NANO
 from tests.acceptance.conftest import running_fleet
 
 LIMIT_S = 120.0
@@ -84,14 +89,65 @@ async def test_a_workflow_is_a_task_and_what_was_cancelled_is_wasted(fleet: Flee
     assert printed == cost
 
 
+async def test_a_workflow_stays_within_its_budget_until_a_later_run_raises_it(fleet: Fleet, client: Client) -> None:
+    asked = {"model": "sim-small", "max_tokens": 200}
+    async with client.workflow("probe", id=f"probe-{uuid.uuid4().hex}", budget_usd=1e6) as probe:
+        one_usd = await reserved_usd(client, (await probe.step("a", prompt="step 0", **asked)).id)
+    assert one_usd > 0
+    workflow = f"budget-{uuid.uuid4().hex}"
+    async with client.workflow("budget", id=workflow, budget_usd=1.5 * one_usd) as first:
+        steps = [first.step(str(number), prompt=f"step {number}", **asked) for number in range(6)]
+        outcomes = await asyncio.gather(*steps, return_exceptions=True)
+    refused = [each for each in outcomes if isinstance(each, Refused)]
+    assert len(refused) == 5
+    assert {each.problem.reason for each in refused} == {Reason.BUDGET_SPENT}
+    shown = await _command(fleet, "show", workflow, command="workflow")
+    assert "reserved by steps under way" in shown
+    async with client.workflow("budget", id=workflow, budget_usd=100 * one_usd) as second:
+        for number in range(6):
+            await settled(client, (await second.step(str(number), prompt=f"step {number}", **asked)).id)
+    record = await client.ask(subjects.query_workflow(WorkflowId(workflow)), WorkflowRecord)
+    assert record is not None
+    assert (record.budget_usd, record.reserved_usd, record.step_count) == (100 * one_usd, 0, 6)
+    assert 0 < record.spent_usd < 6 * one_usd
+
+
+async def test_an_attempt_that_is_lost_with_its_worker_is_billed_by_estimate(fleet: Fleet, client: Client) -> None:
+    kind = f"kind-{uuid.uuid4().hex}"
+    async with client.workflow(kind, id=kind):
+        step = await client.submit(model="sim-small", prompt="Lose me", max_tokens=200, workflow=kind, step_key="a")
+        await anext(aiter(step))
+        os.kill(fleet.running.processes["worker-1"], signal.SIGKILL)
+        assert (await step.result(LIMIT_S)).status is Status.SUCCEEDED
+    record = await settled(client, step.id)
+    lost, *_, last = record.attempts
+    assert (lost.status, lost.estimated, last.estimated) == (None, True, False)
+    assert lost.usd == pytest.approx(lost.gpu_s / 2)
+    assert 0 < lost.usd < 60
+    cost = await cost_of(client, kind)
+    assert (cost.lost_usd > 0, cost.unbilled) == (True, 0)
+    shown = await _command(fleet)
+    assert "lost" in shown
+    assert "by estimate" in await _command(fleet, "show", kind, command="workflow")
+
+
+async def reserved_usd(client: Client, step: StepId) -> float:
+    record = await client.bus.last(STEPS.name, subjects.step_event(step, "admitted"))
+    assert record is not None
+    reservation = msgspec.json.decode(record.data, type=StepAdmitted).reservation
+    assert reservation is not None
+    assert reservation.nano_usd is not None
+    return reservation.nano_usd / NANO
+
+
 async def _result(client: Client, prompt: str) -> StepId:
     step = await client.submit(prompt=prompt, **ASKED)
     await step.result(LIMIT_S)
     return step.id
 
 
-async def _command(fleet: Fleet, *words: str) -> str:
-    argv = (sys.executable, "-m", "legato", "cost", *words, "--nats", fleet.running.nats)
+async def _command(fleet: Fleet, *words: str, command: str = "cost") -> str:
+    argv = (sys.executable, "-m", "legato", command, *words, "--nats", fleet.running.nats)
     process = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
     output, error = await asyncio.wait_for(process.communicate(), LIMIT_S)
     assert process.returncode == 0, error.decode()

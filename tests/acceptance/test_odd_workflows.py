@@ -13,7 +13,7 @@ from legato.fleet import Fleet
 from shared.contracts import subjects
 from shared.contracts.ids import WorkflowId
 from shared.contracts.streams import DEAD
-from shared.contracts.workflows import WorkflowOpened, WorkflowRecord, WorkflowState
+from shared.contracts.workflows import BudgetSet, WorkflowOpened, WorkflowRecord, WorkflowState
 from shared.core.inputs import name_token
 from shared.core.machine import ENCODER
 from tests.acceptance.conftest import running_fleet
@@ -67,6 +67,8 @@ async def test_what_anybody_publishes_about_workflows_is_parked_or_recorded_and_
         f"legato.workflow.d.value.{name_token('x')}": value(victim, "x", b"1"),
         "legato.workflow.e.value.x": value("e", "x", b"1"),
         "legato.workflow.f.closed": b"\xff",
+        "legato.workflow.g.budget": ENCODER.encode(BudgetSet(workflow=WorkflowId(victim), budget_usd=1e-9)),
+        "legato.workflow.h.budget": b'{"type":"workflow.budget","workflow":"h","budget_usd":0}',
     }
     before = (await fleet.bus.js.stream_info(DEAD.name, subjects_filter=subjects.dead("workflow"))).state.subjects or {}
     for subject, body in odd.items():
@@ -88,7 +90,8 @@ async def test_what_cannot_be_said_is_refused_before_anything_is_done(client: Cl
         done.append(key)
         return 1
 
-    for about in ({"deadline_s": math.inf}, {"deadline_s": -1}, {"steps_planned": -1}, {"steps_planned": 2**31}):
+    budgets = [{"budget_usd": given} for given in (0, -1, math.nan, math.inf, 2e9, "5", True)]
+    for about in ({"deadline_s": math.inf}, {"deadline_s": -1}, {"steps_planned": -1}, {"steps_planned": 2**31}, *budgets):
         with pytest.raises(Refused):
             async with client.workflow("odd", id=new_workflow(), **about):
                 pass

@@ -13,13 +13,16 @@ import pytest
 from services.admission.decide import MACHINE
 from services.worker.engines import byte_tokenizer
 from shared.contracts import subjects
-from shared.contracts.fleet import Capacity, ModelCard, QueueReported, WorkerRegistered, WorkerState
-from shared.contracts.ids import CellId, ModelName, StepId, WorkerId
+from shared.contracts.catalogue import KIND
+from shared.contracts.envelope import Message
+from shared.contracts.fleet import Capacity, Hardware, ModelCard, QueueReported, WorkerRegistered, WorkerState
+from shared.contracts.ids import CellId, ModelName, StepId, WorkerId, WorkflowId
 from shared.contracts.journal import DeadLetter
 from shared.contracts.outcomes import Problem, Reason, Status, Usage
 from shared.contracts.output import Output
 from shared.contracts.steps import AttemptEnded, Prompt, StepAdmitted, StepClosed, StepRefused, StepSettled
 from shared.contracts.streams import DEAD, JOURNAL, MODELS_BUCKET, OUT, PROMPTS, STEPS
+from shared.contracts.workflows import BudgetSet, WorkflowOpened
 from shared.core.blocks import block_hashes
 from shared.core.machine import ENCODER
 from shared.drivers.replay import Replay
@@ -58,7 +61,7 @@ class Rig:
         await journalled(self.bus, "admission", "main", step)
         await self.process.stop(0)
 
-    async def register(self, worker: str = "w", model: str = "bytes") -> None:
+    async def register(self, worker: str = "w", model: str = "bytes", usd_per_hour: float = 0.0) -> None:
         content = byte_tokenizer.build()
         name = hashlib.sha256(content).hexdigest()
         await self.bus.put_object(MODELS_BUCKET, name, content)
@@ -70,11 +73,21 @@ class Rig:
             context_tokens=1_000,
             block_tokens=4,
         )
-        capacity = Capacity(blocks=100, slots=4, decode_tokens_per_s=10)
         registered = WorkerRegistered(
-            worker=WorkerId(worker), cell=CellId("local"), pool="p", epoch=1, state=WorkerState.READY, card=card, capacity=capacity
+            worker=WorkerId(worker),
+            cell=CellId("local"),
+            pool="p",
+            epoch=1,
+            state=WorkerState.READY,
+            card=card,
+            hardware=Hardware(usd_per_hour=usd_per_hour),
+            capacity=Capacity(blocks=100, slots=4, decode_tokens_per_s=10),
         )
         await (await self.bus.store(subjects.worker(registered.worker), ENCODER.encode(registered)))
+
+    async def say(self, *messages: Message) -> None:
+        for message in messages:
+            await (await self.bus.store(KIND[type(message)].subject(message), ENCODER.encode(message)))
 
     async def submit(self, *, step: str = "", body: bytes | None = None, **fields: object) -> StepId:
         name = StepId(step or new_id())
@@ -265,6 +278,51 @@ async def test_a_step_that_is_held_goes_out_with_its_prompt_when_a_place_gets_fr
     await (await rig.bus.store(subjects.step_event(first, "ended.local"), ENCODER.encode(ended)))
     await rig.admitted(second)
     assert (await rig.first(PROMPTS.name, subjects.prompt(second), Prompt)).tokens == list(b"Sing.")
+
+
+async def test_steps_side_by_side_cannot_overrun_their_workflows_budget_also_after_a_restart(rig: Rig) -> None:
+    workflow = WorkflowId("report")  # a dollar a second, so that each of its steps may cost (20 / 10) * 1.5 = 3 dollars
+    await rig.register(usd_per_hour=3_600.0)
+    await rig.start()
+    await rig.say(WorkflowOpened(workflow=workflow, budget_usd=10.0))
+    steps = await asyncio.gather(*(rig.submit(workflow=workflow) for _ in range(12)))
+    answers = [await rig.answer(step) for step in steps]
+    admitted = [answer.step for answer in answers if isinstance(answer, StepAdmitted)]
+    problems = [answer.problem for answer in answers if isinstance(answer, StepRefused)]
+    assert (len(admitted), len(problems)) == (3, 9)
+    assert {problem.reason for problem in problems} == {Reason.BUDGET_SPENT}
+    assert "9.0000 reserved" in problems[0].message
+    first, second, third = admitted
+    await rig.say(report(first, 1.0), report(first, 1.0), StepSettled(step=second, status=Status.FAILED, usd=2.0))
+    await rig.admitted(fourth := await rig.submit(workflow=workflow))  # 3 spent, 3 reserved, 3 for it
+    await rig.kill_when_journalled(fourth)
+    waiting = await rig.submit(workflow=workflow)
+    await rig.start()
+    assert "3.0000 are spent, 6.0000 reserved" in (await rig.refused(waiting)).message
+    await rig.say(report(first, 1.0), report(third, 6.0), StepSettled(step=third, status=Status.SUCCEEDED, usd=6.0))
+    spent = await rig.refused(await rig.submit(workflow=workflow))
+    assert "9.0000 are spent, 3.0000 reserved" in spent.message, "the third cost more than it had reserved"
+    assert spent.retry_after_ms == 0
+    await rig.say(BudgetSet(workflow=workflow, budget_usd=15.0))
+    await rig.admitted(await rig.submit(workflow=workflow))
+    await rig.admitted(await rig.submit(workflow="another"))
+    assert rig.process is not None
+    assert await rig.process.stop() == 0
+    assert (await Replay(rig.bus, MACHINE, "main").verify()).differing == 0
+
+
+async def test_what_is_said_about_a_budget_on_another_workflows_subject_is_parked(rig: Rig) -> None:
+    await rig.register(usd_per_hour=3_600.0)
+    await rig.start()
+    forged = WorkflowOpened(workflow=WorkflowId("victim"), budget_usd=0.001)
+    await (await rig.bus.store("legato.workflow.other.opened", ENCODER.encode(forged)))
+    letter = await rig.first(DEAD.name, subjects.dead("admission"), DeadLetter)
+    assert (letter.subject, "victim" in letter.error) == ("legato.workflow.other.opened", True)
+    await rig.admitted(await rig.submit(workflow="victim"))
+
+
+def report(step: StepId, usd: float) -> AttemptEnded:
+    return AttemptEnded(step=step, cell=CellId("local"), worker=WorkerId("w"), attempt=1, status=Status.SUCCEEDED, usd=usd)
 
 
 async def test_a_step_submitted_twice_is_admitted_once(rig: Rig) -> None:
