@@ -18,7 +18,7 @@ BUDGETS_MAX = 10_000  # beyond it, those that have been idle longest are forgott
 IDLE_NS = 7 * 24 * 3_600_000_000_000  # then a budget is forgotten, unless its program opens it again
 CLOSED_NS = 3_600_000_000_000  # of a workflow that has ended
 PAID_MAX = 8_192  # bills of settled steps, for attempts that report late
-ATTEMPTS_MAX = 64  # of one step that are billed: more than any scheduler makes
+ATTEMPTS_MAX = 64  # of one step that are billed as they report; what others cost comes with the settlement
 
 
 class Budget(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -330,7 +330,7 @@ MESSAGES: tuple[msgspec.Struct, ...] = (
         steps_planned=12,
         budget_usd=0.5,
     ),
-    workflows.BudgetSet(**_about(27, "client"), key=f"sha256:{SHA256}", budget_usd=0.75, spent_usd=0.5),
+    workflows.BudgetSet(**_about(29, "client"), key=f"sha256:{SHA256}", budget_usd=0.75, spent_usd=0.5),
     workflows.ValueRecorded(**_about(24, "client"), name="fetch", token=SHA256[:32], value=msgspec.Raw(b'{"status":200}')),
     workflows.WorkflowClosed(**_about(25, "client"), success=True, score=0.9, why="reviewed"),
     journal.JournalOpened(

@@ -10,7 +10,8 @@ given up when the next one of its step was dispatched, or when the step was sett
 Constants: none. Source: generalised processor sharing, as the meter.
 
 Limits: the worker was dead for a while before that was noticed (a fraction of a second to its lease of 3 s), and is paid for that long.
-What others did on the worker is known by dispatch and report, a few milliseconds around what its meter counts. Tokens are not estimated.
+What others did on the worker is known by dispatch and report, a few milliseconds around what its meter counts. One that was to be relieved
+and was lost before is paid only until the dispatch of its successor. Tokens are not estimated.
 """
 
 from collections.abc import Iterable
