@@ -33,7 +33,7 @@ async def write(connection: Connection, changes: Changes) -> None:
     if changes.opened:
         await connection.execute(sql.OPEN_WORKFLOW, *columns(map(_opened, changes.opened)))
     if changes.budgets:
-        lasts = {each.workflow: each for each in changes.budgets}
+        lasts = {(each.workflow, each.key): each for each in changes.budgets}  # a stranger's word does not hide the program's own
         await connection.execute(sql.SET_BUDGET, *columns(map(_budget, lasts.values())))
     if changes.values:
         await connection.execute(sql.RECORD_VALUE, *columns(map(_recorded, changes.values)))

@@ -187,7 +187,7 @@ async def test_a_workflow_shows_its_budget_what_it_has_spent_and_what_its_open_s
     record = await ledger.workflow()
     assert (record.budget_usd, record.spent_usd, record.estimated_usd) == (10.0, 1.75, 1.0)
     assert record.reserved_usd == 2.0 - 0.25 + 2.0
-    await ledger.say(BudgetSet(workflow=WF, key="theirs", budget_usd=1_000.0), BudgetSet(workflow=WF, key="ours", budget_usd=20.0))
+    await ledger.say(BudgetSet(workflow=WF, key="ours", budget_usd=20.0), BudgetSet(workflow=WF, key="theirs", budget_usd=1_000.0))
     await ledger.everything_recorded()
     assert (await ledger.workflow()).budget_usd == 20.0
 
