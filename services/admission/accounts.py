@@ -7,29 +7,30 @@ Invariants: a budget's `reserved` is the sum of what is left on its open bills; 
 flight, and its budget is not forgotten. Bounded by the steps in flight, and the numbers below.
 """
 
+from typing import NewType
+
 import msgspec
 
-from shared.contracts.ids import StepId, WorkflowId
-from shared.contracts.steps import AttemptEnded, StepSettled
+from shared.contracts.ids import StepId, TenantId, WorkflowId
+from shared.contracts.steps import AttemptEnded, StepAdmitted, StepSettled
 from shared.contracts.workflows import BudgetSet, WorkflowOpened
 from shared.core.money import NANO_MAX, nano_usd
 
 BUDGETS_MAX = 10_000  # beyond it, those that have been idle longest are forgotten
-IDLE_NS = 7 * 24 * 3_600_000_000_000  # then a budget is forgotten, unless its program opens it again
-CLOSED_NS = 3_600_000_000_000  # of a workflow that has ended
+IDLE_NS = 7 * 24 * 3_600_000_000_000  # then a budget is forgotten, until its program opens it again
 PAID_MAX = 8_192  # bills of settled steps, for attempts that report late
 ATTEMPTS_MAX = 64  # of one step that are billed as they report; what others cost comes with the settlement
+
+AccountId = NewType("AccountId", str)
 
 
 class Budget(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Of one workflow, in nano-dollars."""
 
-    key: str  # of the program that opened it: another tenant's steps are not paid from it
     limit: int
     spent: int = 0
     reserved: int = 0
     steps: int = 0  # that have an open bill
-    closed: bool = False
     seen_ns: int = 0
 
     @property
@@ -41,7 +42,7 @@ class Budget(msgspec.Struct, kw_only=True, omit_defaults=True):
 class Bill(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Of one step."""
 
-    workflow: WorkflowId
+    account: AccountId
     left: int  # of its reservation
     attempts: list[int] = []  # that have reported
     charged: int = 0
@@ -51,42 +52,43 @@ class Bill(msgspec.Struct, kw_only=True, omit_defaults=True):
 class Accounts(msgspec.Struct, kw_only=True, omit_defaults=True):
     """All of it."""
 
-    budgets: dict[WorkflowId, Budget] = {}
+    budgets: dict[AccountId, Budget] = {}
     bills: dict[StepId, Bill] = {}  # of steps in flight
     paid: dict[StepId, Bill] = {}  # of settled ones, oldest first
 
 
+def account_of(tenant: TenantId, workflow: WorkflowId) -> AccountId:
+    """A tenant's own: what others say of a workflow of this name, or do in it, is not their money. Neither part has a dot."""
+    return AccountId(f"{tenant}.{workflow}")
+
+
 def open_budget(accounts: Accounts, event: WorkflowOpened, now_ns: int) -> None:
-    """The first opening counts."""
-    if event.budget_usd is not None and event.workflow not in accounts.budgets:
-        _add(accounts, event.workflow, Budget(key=event.key, limit=nano_usd(event.budget_usd), seen_ns=now_ns))
+    """The first opening counts. `tenant` is its key's owner; empty where that is nobody."""
+    account = account_of(event.tenant, event.workflow)
+    if event.tenant and event.budget_usd is not None and account not in accounts.budgets:
+        _add(accounts, account, Budget(limit=nano_usd(event.budget_usd), seen_ns=now_ns))
 
 
 def set_budget(accounts: Accounts, event: BudgetSet, now_ns: int) -> None:
     """From now on. What was spent is at least what the record had, whatever was forgotten here."""
-    budget = accounts.budgets.get(event.workflow)
-    if budget is None:
-        budget = Budget(key=event.key, limit=0)
-        _add(accounts, event.workflow, budget)
-    if event.key == budget.key:
-        budget.limit, budget.spent = nano_usd(event.budget_usd), max(budget.spent, nano_usd(event.spent_usd))
-        budget.closed, budget.seen_ns = False, now_ns
+    if not event.tenant:
+        return
+    account = account_of(event.tenant, event.workflow)
+    if account not in accounts.budgets:
+        _add(accounts, account, Budget(limit=0))
+    budget = accounts.budgets[account]
+    budget.limit, budget.spent = nano_usd(event.budget_usd), max(budget.spent, nano_usd(event.spent_usd))
+    budget.seen_ns = now_ns
 
 
-def close_budget(accounts: Accounts, workflow: WorkflowId) -> None:
-    """It is forgotten soon."""
-    budget = accounts.budgets.get(workflow)
-    if budget is not None:
-        budget.closed = True
-
-
-def reserve(accounts: Accounts, step: StepId, workflow: WorkflowId, amount: int, now_ns: int) -> None:
+def reserve(accounts: Accounts, event: StepAdmitted, amount: int, now_ns: int) -> None:
     """Begin a step's bill. The budget is there, since it was asked for this."""
-    budget = accounts.budgets[workflow]
+    account = account_of(event.tenant, event.workflow)
+    budget = accounts.budgets[account]
     budget.reserved += amount
     budget.steps += 1
     budget.seen_ns = now_ns
-    accounts.bills[step] = Bill(workflow=workflow, left=amount)
+    accounts.bills[event.step] = Bill(account=account, left=amount)
 
 
 def charge(accounts: Accounts, event: AttemptEnded) -> None:
@@ -124,7 +126,7 @@ def drop(accounts: Accounts, step: StepId) -> None:
     if bill is None:
         return
     _release(accounts, bill)
-    accounts.budgets[bill.workflow].steps -= 1
+    accounts.budgets[bill.account].steps -= 1
     accounts.paid[step] = bill
     if len(accounts.paid) > PAID_MAX:
         del accounts.paid[next(iter(accounts.paid))]
@@ -132,30 +134,30 @@ def drop(accounts: Accounts, step: StepId) -> None:
 
 def sweep(accounts: Accounts, now_ns: int) -> None:
     """Forget what has been idle for long."""
-    for workflow, budget in list(accounts.budgets.items()):
-        if not budget.steps and now_ns - budget.seen_ns > (CLOSED_NS if budget.closed else IDLE_NS):
-            del accounts.budgets[workflow]
+    for account, budget in list(accounts.budgets.items()):
+        if not budget.steps and now_ns - budget.seen_ns > IDLE_NS:
+            del accounts.budgets[account]
 
 
-def _add(accounts: Accounts, workflow: WorkflowId, budget: Budget) -> None:
+def _add(accounts: Accounts, account: AccountId, budget: Budget) -> None:
     """Makes room for many at once, so that the search for the idle costs little for each."""
     if len(accounts.budgets) >= BUDGETS_MAX:
         idle = sorted((each.seen_ns, name) for name, each in accounts.budgets.items() if not each.steps)
         for _, name in idle[: BUDGETS_MAX // 8]:
             del accounts.budgets[name]
-    accounts.budgets[workflow] = budget
+    accounts.budgets[account] = budget
 
 
 def _spend(accounts: Accounts, bill: Bill, amount: int) -> None:
     bill.charged = min(bill.charged + amount, NANO_MAX)
     reserved = min(bill.left, amount)
     bill.left -= reserved
-    budget = accounts.budgets.get(bill.workflow)
+    budget = accounts.budgets.get(bill.account)
     if budget is not None:
         budget.spent = min(budget.spent + amount, NANO_MAX)
         budget.reserved -= reserved
 
 
 def _release(accounts: Accounts, bill: Bill) -> None:
-    accounts.budgets[bill.workflow].reserved -= bill.left
+    accounts.budgets[bill.account].reserved -= bill.left
     bill.left = 0

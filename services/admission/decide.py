@@ -25,7 +25,7 @@ from shared.contracts.ids import ModelName, TenantId
 from shared.contracts.outcomes import FinishReason, Problem, Status
 from shared.contracts.output import End, Output
 from shared.contracts.steps import AttemptEnded, Job, StepAdmitted, StepClosed, StepRefused, StepSettled, SubmissionRead
-from shared.contracts.workflows import BudgetSet, WorkflowClosed, WorkflowOpened
+from shared.contracts.workflows import BudgetSet, WorkflowOpened
 from shared.core.machine import Machine
 
 RULES: tuple[Rule, ...] = (tenant.refusal, length.refusal, budget.refusal, rate.refusal, deadline.refusal, crowding.refusal)
@@ -61,7 +61,7 @@ def _answer(state: State, read: SubmissionRead, now_ns: int, config: AdmissionCo
         return refusal
     busy = _busy(state, request, config)
     if busy is None:
-        return [_admit(state, request, config)]
+        return [_admit(state, request)]
     return [] if concurrency.may_wait(state, request, config) else _refuse(read, request.tenant, busy)
 
 
@@ -82,7 +82,7 @@ def _answer_held(state: State, now_ns: int, config: AdmissionConfig) -> list[Mes
         elif _busy(state, request, config) is None:
             refusal = _refusal(state, request, config)
             if refusal is None:
-                return [*outputs, _admit(state, request, config)]
+                return [*outputs, _admit(state, request)]
             outputs += refusal
     return outputs
 
@@ -112,7 +112,7 @@ def _refusal(state: State, request: Request, config: AdmissionConfig) -> list[Me
     return None
 
 
-def _admit(state: State, request: Request, config: AdmissionConfig) -> Message:
+def _admit(state: State, request: Request) -> Message:
     read = request.read
     job = Job(
         model=ModelName(read.model),
@@ -130,7 +130,7 @@ def _admit(state: State, request: Request, config: AdmissionConfig) -> Message:
         tenant=request.tenant,
         trace=read.trace,
         job=job,
-        reservation=msgspec.structs.replace(rate.reservation(request), nano_usd=budget.reservation(state, request, config)),
+        reservation=msgspec.structs.replace(rate.reservation(request), nano_usd=budget.reservation(state, request)),
         step_key=read.step_key,
         input=read.input,
     )
@@ -157,7 +157,6 @@ MACHINE: Machine[State, AdmissionConfig] = Machine(
     | StepSettled
     | WorkflowOpened
     | BudgetSet
-    | WorkflowClosed
     | Tick,
     start=lambda _: State(),
     apply=apply,

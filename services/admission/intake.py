@@ -19,12 +19,12 @@ from services.admission.tokenising import INLINE_BYTES, Encoded, Tokenisers
 from shared.contracts.catalogue import KIND
 from shared.contracts.envelope import Message
 from shared.contracts.fleet import ModelCard
-from shared.contracts.ids import MessageId, StepId, WorkflowId
+from shared.contracts.ids import MessageId, StepId, TenantId, WorkflowId
 from shared.contracts.outcomes import FinishReason, Problem, Reason, Status
 from shared.contracts.output import End, Output
 from shared.contracts.steps import AttemptEnded, Prompt, StepClosed, StepSettled, Submission, SubmissionRead
 from shared.contracts.subjects import step_of
-from shared.contracts.workflows import BudgetSet, WorkflowClosed, WorkflowOpened
+from shared.contracts.workflows import BudgetSet, WorkflowOpened
 from shared.core.catalogue import resolve
 from shared.core.errors import LegatoError
 from shared.core.inputs import fingerprint
@@ -39,8 +39,8 @@ NUMBER_BYTES_MAX = 21  # of a block's hash in JSON; a token's id is shorter
 ENVELOPE_BYTES = 2_048  # of a prompt, besides tokens and blocks
 NAMELESS_CHARS_MAX = 512  # of a step id that is none, and is answered all the same; nats-server takes 4,096 bytes of subjects at once
 
-NEWS = (AttemptEnded, StepClosed, StepSettled, WorkflowOpened, BudgetSet, WorkflowClosed)  # what it reads besides submissions
-_News = AttemptEnded | StepClosed | StepSettled | WorkflowOpened | BudgetSet | WorkflowClosed
+NEWS = (AttemptEnded, StepClosed, StepSettled, WorkflowOpened, BudgetSet)  # what it reads besides submissions
+_News = AttemptEnded | StepClosed | StepSettled | WorkflowOpened | BudgetSet
 _NEWS: msgspec.json.Decoder[_News] = msgspec.json.Decoder(_News)
 Aliases = dict[str, str]
 
@@ -62,7 +62,7 @@ class Intake:
         """The input, at once for all that is short and whose tokenizer is in memory. Raises Unreadable for what has no step id that anybody
         could be answered under, or is no message of ours."""
         if not record.subject.startswith("legato.submit."):
-            return news(record.data, record.subject)
+            return self._owned(news(record.data, record.subject))
         step = step_from(record.subject)
         if step is None:
             raise _nameless(record)
@@ -76,6 +76,13 @@ class Intake:
             raise
         except Exception as error:
             return _broken(blank, error)
+
+    def _owned(self, event: Message) -> Message:
+        """What is said of a workflow's budget, with the tenant whose key it names; with none where that is nobody's."""
+        if not isinstance(event, WorkflowOpened | BudgetSet):
+            return event
+        owner = tenant_of(event.key, self._config)
+        return msgspec.structs.replace(event, tenant=TenantId("") if isinstance(owner, Problem) else owner[0])
 
     def _read(self, read: SubmissionRead, submission: Submission, size: int) -> Message | Awaitable[Message]:
         owner = tenant_of(submission.key, self._config)
@@ -189,7 +196,7 @@ def news(data: bytes, subject: str) -> Message:
         event = read(_NEWS, data)
     except NoMessage as error:
         raise Unreadable(str(error)) from error
-    if isinstance(event, WorkflowOpened | BudgetSet | WorkflowClosed) and KIND[type(event)].subject(event) != subject:
+    if isinstance(event, WorkflowOpened | BudgetSet) and KIND[type(event)].subject(event) != subject:
         raise Unreadable(f"it is about workflow {event.workflow[:100]!r}, its subject is {subject[:200]}")
     return msgspec.structs.replace(event, tokens=[], text="") if isinstance(event, AttemptEnded) else event
 

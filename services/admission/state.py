@@ -12,7 +12,7 @@ from shared.contracts.envelope import Message, Tick
 from shared.contracts.ids import ModelName, StepId, TenantId
 from shared.contracts.outcomes import Status, Usage
 from shared.contracts.steps import AttemptEnded, Reservation, StepAdmitted, StepClosed, StepRefused, StepSettled, SubmissionRead
-from shared.contracts.workflows import BudgetSet, WorkflowClosed, WorkflowOpened
+from shared.contracts.workflows import BudgetSet, WorkflowOpened
 from shared.core import catalogue, limits
 from shared.core.catalogue import Catalogue
 
@@ -87,21 +87,12 @@ def apply(state: State, event: Message, now_ns: int) -> None:
         _remember(state.refused, event.step, now_ns)
     elif isinstance(event, Tick):
         state.again = False
-    elif not _on_budget(state, event, now_ns):
-        catalogue.fold(state.fleet, event, now_ns)
-
-
-def _on_budget(state: State, event: Message, now_ns: int) -> bool:
-    """Whether it is one of these facts."""
-    if isinstance(event, WorkflowOpened):
+    elif isinstance(event, WorkflowOpened):
         accounts.open_budget(state.accounts, event, now_ns)
     elif isinstance(event, BudgetSet):
         accounts.set_budget(state.accounts, event, now_ns)
-    elif isinstance(event, WorkflowClosed):
-        accounts.close_budget(state.accounts, event.workflow)
     else:
-        return False
-    return True
+        catalogue.fold(state.fleet, event, now_ns)
 
 
 def _admitted(state: State, event: StepAdmitted, now_ns: int) -> None:
@@ -115,7 +106,7 @@ def _admitted(state: State, event: StepAdmitted, now_ns: int) -> None:
     use.tokens_full_ns = limits.taken(use.tokens_full_ns, reservation.tokens_ns, now_ns)
     state.in_flight[event.step] = InFlight(event.tenant, now_ns, event.job.deadline_ns, reservation, model=event.job.model)
     if reservation.nano_usd is not None:
-        accounts.reserve(state.accounts, event.step, event.workflow, reservation.nano_usd, now_ns)
+        accounts.reserve(state.accounts, event, reservation.nano_usd, now_ns)
     state.again = bool(state.held)
 
 

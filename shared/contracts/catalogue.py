@@ -127,7 +127,7 @@ CATALOGUE: tuple[Kind, ...] = (
         pattern="legato.workflow.*.closed",
         stored=True,
         senders=("client",),
-        listeners=("admission", "workflow"),
+        listeners=("workflow",),
     ),
     Kind(
         type=steps.Prompt,

@@ -16,7 +16,7 @@ from shared.contracts import subjects
 from shared.contracts.catalogue import KIND
 from shared.contracts.envelope import Message
 from shared.contracts.fleet import Capacity, Hardware, ModelCard, QueueReported, WorkerRegistered, WorkerState
-from shared.contracts.ids import CellId, ModelName, StepId, WorkerId, WorkflowId
+from shared.contracts.ids import CellId, ModelName, StepId, TenantId, WorkerId, WorkflowId
 from shared.contracts.journal import DeadLetter
 from shared.contracts.outcomes import Problem, Reason, Status, Usage
 from shared.contracts.output import Output
@@ -319,6 +319,17 @@ async def test_what_is_said_about_a_budget_on_another_workflows_subject_is_parke
     letter = await rig.first(DEAD.name, subjects.dead("admission"), DeadLetter)
     assert (letter.subject, "victim" in letter.error) == ("legato.workflow.other.opened", True)
     await rig.admitted(await rig.submit(workflow="victim"))
+
+
+async def test_a_budget_binds_the_steps_of_the_tenant_whose_key_has_set_it(rig: Rig) -> None:
+    await rig.register(usd_per_hour=3_600.0)
+    await rig.start(TENANTS)
+    ours, theirs = WorkflowId("ours"), WorkflowId("theirs")
+    stranger = "sha256:" + "0" * 64
+    await rig.say(WorkflowOpened(workflow=ours, key=KEY, budget_usd=1.0), BudgetSet(workflow=ours, key=stranger, budget_usd=99.0))
+    await rig.say(WorkflowOpened(workflow=theirs, key=stranger, budget_usd=1.0, tenant=TenantId("acme")))
+    assert (await rig.refused(await rig.submit(key=KEY, workflow=ours))).reason is Reason.BUDGET_SPENT
+    await rig.admitted(await rig.submit(key=KEY, workflow=theirs))
 
 
 def report(step: StepId, usd: float) -> AttemptEnded:

@@ -7,12 +7,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from services.admission.accounts import account_of
 from services.admission.config import AdmissionConfig
 from services.admission.decide import MACHINE
 from services.admission.state import GRACE_NS, SWEEP_NS, State
 from shared.contracts.envelope import Message, Tick
 from shared.contracts.fleet import Capacity, Hardware, ModelCard, WorkerRegistered, WorkerState
-from shared.contracts.ids import CellId, ModelName, StepId, WorkerId, WorkflowId
+from shared.contracts.ids import CellId, ModelName, StepId, TenantId, WorkerId, WorkflowId
 from shared.contracts.outcomes import Problem, Reason, Status
 from shared.contracts.steps import AttemptEnded, Sampling, StepAdmitted, StepClosed, StepSettled, SubmissionRead
 from shared.contracts.workflows import WorkflowOpened
@@ -22,6 +23,7 @@ from shared.core.money import NANO
 SECOND = 1_000_000_000
 NOW = 1_700_000_000 * SECOND
 WF = WorkflowId("w")
+ACCOUNT = account_of(TenantId("default"), WF)
 LIMIT = 10 * NANO
 CONFIG = AdmissionConfig()
 CARD = ModelCard(name=ModelName("small"), tokenizer="t", vocab_size=10, context_tokens=1_000, block_tokens=16)
@@ -61,7 +63,7 @@ class Budgets(RuleBasedStateMachine):
         )
         about = {"worker": WorkerId("w"), "cell": CellId("c"), "pool": "p", "epoch": 1, "state": WorkerState.READY, "card": CARD}
         self.take(WorkerRegistered(**about, capacity=capacity, hardware=hardware))  # type: ignore[arg-type]
-        self.take(WorkflowOpened(workflow=WF, budget_usd=LIMIT / NANO))
+        self.take(WorkflowOpened(workflow=WF, tenant=TenantId("default"), budget_usd=LIMIT / NANO))
 
     def take(self, event: Message) -> None:
         for output in step(MACHINE, self.state, event, self.now, CONFIG):
@@ -148,7 +150,7 @@ class Budgets(RuleBasedStateMachine):
     @invariant()
     def nothing_is_negative_and_reservations_are_those_of_open_bills(self) -> None:
         books = self.state.accounts
-        budget = books.budgets[WF]
+        budget = books.budgets[ACCOUNT]
         bills = [*books.bills.values(), *books.paid.values()]
         assert min([budget.spent, budget.reserved, *(bill.left for bill in bills), *(bill.estimated for bill in bills)]) >= 0
         assert budget.reserved == sum(bill.left for bill in books.bills.values())
@@ -159,11 +161,11 @@ class Budgets(RuleBasedStateMachine):
     @invariant()
     def what_is_spent_is_what_attempts_have_cost_as_far_as_anybody_said(self) -> None:
         expected = sum(known.cost if known.settled else sum(known.told.values()) for known in self.steps.values())
-        assert self.state.accounts.budgets[WF].spent == expected
+        assert self.state.accounts.budgets[ACCOUNT].spent == expected
 
     @invariant()
     def a_budget_is_overdrawn_by_no_more_than_steps_cost_beyond_their_reservations(self) -> None:
-        budget = self.state.accounts.budgets[WF]
+        budget = self.state.accounts.budgets[ACCOUNT]
         overrun = sum(known.overrun for known in self.steps.values())
         assert budget.spent + budget.reserved <= LIMIT + overrun
         assert sum(known.cost for known in self.steps.values()) <= LIMIT + overrun  # also what nobody has said yet
@@ -177,7 +179,7 @@ class Budgets(RuleBasedStateMachine):
                 self.take(StepSettled(step=name, status=Status.SUCCEEDED, usd=known.cost / NANO))
         self.now += 3_600 * SECOND + GRACE_NS + 2 * SWEEP_NS
         self.take(Tick())
-        budget = self.state.accounts.budgets.get(WF)
+        budget = self.state.accounts.budgets.get(ACCOUNT)
         assert budget is None or budget.reserved == 0
         assert self.state.accounts.bills == {}
 

@@ -4,20 +4,20 @@ import msgspec
 import pytest
 
 from services.admission import accounts
-from services.admission.accounts import BUDGETS_MAX, CLOSED_NS, IDLE_NS, PAID_MAX, Accounts, Budget
+from services.admission.accounts import BUDGETS_MAX, IDLE_NS, PAID_MAX, Accounts, Budget
 from services.admission.decide import wake_ns
 from services.admission.policies.budget import SLACK, token_prices
 from services.admission.state import GRACE_NS, SWEEP_NS, State
 from shared.contracts.envelope import Message, Tick
-from shared.contracts.ids import ModelName, StepId, WorkflowId
+from shared.contracts.ids import ModelName, StepId, TenantId, WorkflowId
 from shared.contracts.outcomes import Reason, Status, Usage
-from shared.contracts.steps import Sampling, StepAdmitted, StepRefused, StepSettled
-from shared.contracts.workflows import BudgetSet, WorkflowClosed, WorkflowOpened
+from shared.contracts.steps import Job, Sampling, StepAdmitted, StepRefused, StepSettled
+from shared.contracts.workflows import BudgetSet, WorkflowOpened
 from shared.core import catalogue
 from shared.core.money import NANO, nano_usd, spelled
 from tests.admission_desk import KEY, MS, OTHER_KEY, SECOND, Desk
 
-WF = WorkflowId("report")
+WF, ACME = WorkflowId("report"), TenantId("acme")
 PRICED = 3_600.0  # a dollar a second: 0.01 for a token of prompt, 0.1 for one of output
 STEP_USD = (10 * 0.01 + 10 * 0.1) * SLACK  # of a step as the desk submits it
 
@@ -25,12 +25,12 @@ STEP_USD = (10 * 0.01 + 10 * 0.1) * SLACK  # of a step as the desk submits it
 def opened(budget_usd: float | None = 5.0, *, wait_ms: int = 0, **terms: object) -> Desk:
     desk = Desk(settings={"concurrent_wait_ms": wait_ms}, **{"requests_per_minute": 10**9, **terms})
     desk.fleet(usd_per_hour=PRICED)
-    desk.take(WorkflowOpened(workflow=WF, key=KEY, budget_usd=budget_usd))
+    desk.take(WorkflowOpened(workflow=WF, tenant=ACME, budget_usd=budget_usd))
     return desk
 
 
 def budget(desk: Desk) -> Budget:
-    return desk.state.accounts.budgets[WF]
+    return desk.state.accounts.budgets[accounts.account_of(ACME, WF)]
 
 
 def money(desk: Desk) -> tuple[float, float]:
@@ -40,6 +40,10 @@ def money(desk: Desk) -> tuple[float, float]:
 
 def settled(name: str, usd: float) -> StepSettled:
     return StepSettled(step=StepId(name), status=Status.SUCCEEDED, usd=usd)
+
+
+def admission(name: str, workflow: WorkflowId) -> StepAdmitted:
+    return StepAdmitted(step=StepId(name), workflow=workflow, tenant=ACME, job=Job(model=ModelName("m"), prompt_tokens=1, max_tokens=1))
 
 
 def told(outputs: list[Message]) -> list[tuple[str, bool]]:
@@ -91,15 +95,16 @@ def test_steps_of_another_tenant_are_not_paid_from_it() -> None:
     desk = Desk(settings={"concurrent_wait_ms": 0})
     desk.config = msgspec.convert({"tenants": {"acme": {"keys": [KEY]}, "other": {"keys": [OTHER_KEY]}}}, type(desk.config))
     desk.fleet(usd_per_hour=PRICED)
-    desk.take(WorkflowOpened(workflow=WF, key=KEY, budget_usd=1.0))
+    desk.take(WorkflowOpened(workflow=WF, tenant=ACME, budget_usd=1.0))
     reservation = desk.admitted("a", key=OTHER_KEY, workflow=WF).reservation
     assert reservation is not None
     assert reservation.nano_usd is None
     desk.end("a", usd=9.0)
     assert money(desk) == (0, 0)
-    desk.take(BudgetSet(workflow=WF, key=OTHER_KEY, budget_usd=100.0))
+    desk.take(BudgetSet(workflow=WF, tenant=TenantId("other"), budget_usd=100.0))
     assert budget(desk).limit == NANO
     desk.refused(workflow=WF)
+    desk.refused(key=OTHER_KEY, workflow=WF, sampling=Sampling(max_tokens=900), prompt_tokens=100)
 
 
 def test_where_nobody_knows_a_price_steps_are_admitted_until_others_have_spent_the_budget() -> None:
@@ -286,9 +291,9 @@ def test_a_raised_budget_lets_the_workflow_go_on_and_a_second_opening_changes_no
     desk = opened(2.0)
     desk.admitted("a", workflow=WF)
     desk.end("a", usd=2.0)
-    desk.take(WorkflowOpened(workflow=WF, key=KEY, budget_usd=9.0))
+    desk.take(WorkflowOpened(workflow=WF, tenant=ACME, budget_usd=9.0))
     assert desk.refused(workflow=WF).reason is Reason.BUDGET_SPENT
-    desk.take(BudgetSet(workflow=WF, key=KEY, budget_usd=4.0, spent_usd=2.0))
+    desk.take(BudgetSet(workflow=WF, tenant=ACME, budget_usd=4.0, spent_usd=2.0))
     desk.admitted("b", workflow=WF)
     desk.refused(workflow=WF)
 
@@ -302,41 +307,48 @@ def test_a_workflow_that_was_forgotten_is_learnt_again_with_what_the_record_has(
     desk.take(Tick())
     assert desk.state.accounts.budgets == {}
     desk.fleet(usd_per_hour=PRICED)
-    desk.take(BudgetSet(workflow=WF, key=KEY, budget_usd=4.0, spent_usd=3.0))
+    desk.take(BudgetSet(workflow=WF, tenant=ACME, budget_usd=4.0, spent_usd=3.0))
     assert desk.refused(workflow=WF).reason is Reason.BUDGET_SPENT
 
 
-def test_a_workflow_that_has_ended_is_forgotten_soon_and_not_while_a_step_is_under_way() -> None:
+def test_a_budget_is_not_forgotten_while_a_step_is_under_way() -> None:
     desk = opened()
     desk.admitted("a", workflow=WF, timeout_ms=3_600_000)
-    desk.take(WorkflowClosed(workflow=WF, success=True))
-    desk.now += CLOSED_NS
+    desk.state.accounts.budgets[accounts.account_of(ACME, WF)].seen_ns -= 2 * IDLE_NS
+    desk.now += SWEEP_NS
     desk.take(Tick())
     assert budget(desk).steps == 1
     desk.take(settled("a", 1.0))
-    desk.now += SWEEP_NS + 1
+    desk.now += SWEEP_NS
     desk.take(Tick())
     assert desk.state.accounts.budgets == {}
+
+
+def test_what_nobodys_key_says_of_a_budget_is_not_heard() -> None:
+    desk = opened(None)
+    desk.take(WorkflowOpened(workflow=WF, budget_usd=1.0))
+    desk.take(BudgetSet(workflow=WF, budget_usd=1.0))
+    assert desk.state.accounts == Accounts()
 
 
 def test_only_so_many_budgets_are_kept_and_those_with_steps_under_way_always() -> None:
     books = Accounts()
     for number in range(BUDGETS_MAX + 10):
         name = WorkflowId(f"w{number}")
-        accounts.open_budget(books, WorkflowOpened(workflow=name, key=KEY, budget_usd=1.0), number)
+        accounts.open_budget(books, WorkflowOpened(workflow=name, tenant=ACME, budget_usd=1.0), number)
         if number == 0:
-            accounts.reserve(books, StepId("a"), name, 1, number)
+            accounts.reserve(books, admission("a", name), 1, number)
     assert len(books.budgets) <= BUDGETS_MAX
-    assert "w0" in books.budgets
-    assert "w1" not in books.budgets
-    assert f"w{BUDGETS_MAX + 9}" in books.budgets
+    assert "acme.w0" in books.budgets
+    assert "acme.w1" not in books.budgets
+    assert f"acme.w{BUDGETS_MAX + 9}" in books.budgets
 
 
 def test_only_so_many_bills_of_settled_steps_are_kept() -> None:
     books = Accounts()
-    accounts.open_budget(books, WorkflowOpened(workflow=WF, key=KEY, budget_usd=1.0), 0)
+    accounts.open_budget(books, WorkflowOpened(workflow=WF, tenant=ACME, budget_usd=1.0), 0)
     for number in range(PAID_MAX + 1):
-        accounts.reserve(books, StepId(f"s{number}"), WF, 0, 0)
+        accounts.reserve(books, admission(f"s{number}", WF), 0, 0)
         accounts.settle(books, settled(f"s{number}", 0.0))
     assert (len(books.paid), len(books.bills), "s0" in books.paid) == (PAID_MAX, 0, False)
 

@@ -21,9 +21,8 @@ until the budget is spent by those that have ended.
 
 import math
 
-from services.admission.accounts import Budget
+from services.admission.accounts import Budget, account_of
 from services.admission.config import AdmissionConfig
-from services.admission.policies.tenant import tenant_of
 from services.admission.prices import Prices
 from services.admission.request import Request
 from services.admission.state import State
@@ -36,15 +35,14 @@ SLACK = 1.5
 _NO_PRICES = Prices()
 
 
-def budget_of(state: State, request: Request, config: AdmissionConfig) -> Budget | None:
-    """From which the step is to be paid: that of its workflow, if the same tenant has opened it."""
-    budget = state.accounts.budgets.get(request.read.workflow) if request.read.workflow else None
-    return budget if budget is not None and tenant_of(budget.key, config) == (request.tenant, request.terms) else None
+def budget_of(state: State, request: Request) -> Budget | None:
+    """From which the step is to be paid: that of its workflow, if its tenant has given it one."""
+    return state.accounts.budgets.get(account_of(request.tenant, request.read.workflow))
 
 
-def reservation(state: State, request: Request, config: AdmissionConfig) -> int | None:
+def reservation(state: State, request: Request) -> int | None:
     """In nano-dollars; None where there is no budget."""
-    if budget_of(state, request, config) is None:
+    if budget_of(state, request) is None:
         return None
     prompt_token, output_token = token_prices(state, request.model)
     return nano_usd((request.read.prompt_tokens * prompt_token + request.max_tokens * output_token) * SLACK)
@@ -58,9 +56,9 @@ def token_prices(state: State, model: ModelName) -> tuple[float, float]:
     return prompt_token or measured.of_prompt_token, output_token or measured.of_output_token
 
 
-def refusal(state: State, request: Request, config: AdmissionConfig) -> Problem | None:
+def refusal(state: State, request: Request, _: AdmissionConfig) -> Problem | None:
     """What cannot fit even when all that is under way cost nothing."""
-    budget, needed = budget_of(state, request, config), reservation(state, request, config)
+    budget, needed = budget_of(state, request), reservation(state, request)
     if budget is None or needed is None or (budget.spent < budget.limit and budget.spent + needed <= budget.limit):
         return None
     return _problem(state, request, budget, needed)
@@ -68,7 +66,7 @@ def refusal(state: State, request: Request, config: AdmissionConfig) -> Problem 
 
 def taken(state: State, request: Request, config: AdmissionConfig) -> Problem | None:
     """What does not fit beside the reservations of steps that are under way. They may cost less, so coming back may help."""
-    budget, needed = budget_of(state, request, config), reservation(state, request, config)
+    budget, needed = budget_of(state, request), reservation(state, request)
     if budget is None or needed is None or needed <= budget.left:
         return None
     problem = _problem(state, request, budget, needed)
