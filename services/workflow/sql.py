@@ -179,6 +179,7 @@ WITH billed AS (
            CASE WHEN s.workflow <> '' THEN coalesce(w.success, false) ELSE s.status = 'succeeded' END AS successful,
            CASE WHEN a.ended_ns = 0 THEN CASE WHEN a.estimated THEN 'lost' ELSE '' END
                 WHEN a.status = 'succeeded' AND NOT a.superseded THEN ''
+                WHEN a.reason IN ('handed_over', 'preempted') THEN ''  -- the next attempt went on from its output
                 WHEN a.superseded THEN 'superseded'
                 WHEN a.status IN ('cancelled', 'expired') THEN 'cancelled'
                 ELSE 'failed' END AS waste

@@ -173,6 +173,17 @@ async def test_a_success_that_somebody_else_reported_is_estimated_and_a_workers_
     assert (cost.usd, cost.lost_usd, cost.unbilled) == (5.0, 0, 0), "a success is no waste"
 
 
+@pytest.mark.parametrize(("reason", "wasted"), [(Reason.HANDED_OVER, 0), (Reason.PREEMPTED, 0), (Reason.NO_CAPACITY, 5.0)])
+async def test_what_another_worker_went_on_from_is_no_waste(ledger: Ledger, reason: Reason, wasted: float) -> None:
+    step = new_step()
+    stopped = {"status": Status.FAILED, "retryable": True, "problem": Problem(reason=reason, message="it stopped"), "usd": 5.0}
+    await ledger.say(admitted(step), ledger.dispatched(step, 0), ledger.dispatched(step, 4, OTHER, attempt=2))
+    await ledger.say(ledger.ended(step, 5, LOST, **stopped), ledger.ended(step, 9, attempt=2, usd=7.0))
+    await ledger.settled(step)
+    cost = await ledger.cost()
+    assert (cost.usd, cost.failed_usd + cost.superseded_usd + cost.cancelled_usd + cost.lost_usd) == (12.0, wasted)
+
+
 async def test_a_workflow_shows_its_budget_what_it_has_spent_and_what_its_open_steps_have_reserved(ledger: Ledger) -> None:
     done, running, waiting = new_step(), new_step(), new_step()
     await ledger.register(LOST, usd_per_hour=3_600.0)
