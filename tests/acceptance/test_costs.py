@@ -6,9 +6,11 @@ import signal
 import sys
 import uuid
 from collections.abc import AsyncIterator
+from typing import Any
 
 import msgspec
 import pytest
+from openai import AsyncOpenAI, RateLimitError
 
 from legato import Client, Refused
 from legato.fleet import Fleet
@@ -110,6 +112,21 @@ async def test_a_workflow_stays_within_its_budget_until_a_later_run_raises_it(fl
     assert record is not None
     assert (record.budget_usd, record.reserved_usd, record.step_count) == (100 * one_usd, 0, 6)
     assert 0 < record.spent_usd < 6 * one_usd
+
+
+async def test_over_http_a_header_names_the_budget_and_the_newest_counts(fleet: Fleet) -> None:
+    workflow = f"budget-{uuid.uuid4().hex}"
+    asked: dict[str, Any] = {"model": "sim-small", "messages": [{"role": "user", "content": "Count to ten."}], "max_tokens": 200}
+    async with AsyncOpenAI(base_url=f"{fleet.running.http}/v1", api_key="none", max_retries=0, timeout=LIMIT_S) as openai:
+
+        def budget(usd: str, name: str) -> dict[str, str]:
+            return {"X-Legato-Workflow": workflow, "X-Legato-Step-Key": name, "X-Legato-Budget-Usd": usd}
+
+        with pytest.raises(RateLimitError, match="budget") as refused:
+            await openai.chat.completions.create(**asked, extra_headers=budget("0.000001", "count"))
+        assert refused.value.code == "insufficient_quota"
+        answer = await openai.chat.completions.create(**asked, extra_headers=budget("1000", "count"))
+        assert answer.choices[0].message.content
 
 
 async def test_an_attempt_that_is_lost_with_its_worker_is_billed_by_estimate(fleet: Fleet, client: Client) -> None:
