@@ -52,7 +52,7 @@ class Plan:
     def dispatch(self, step: Step, choice: Choice, ready: int) -> None:
         """Place the step, and take its room off the load that the decision goes on with."""
         self.touched[step.id] = None
-        load, cached = choice.load, choice.cached_tokens
+        load, cached, relieves = choice.load, choice.cached_tokens, step.worker or step.held
         self.outputs.append(
             StepDispatched(
                 job=step.job,
@@ -60,8 +60,8 @@ class Plan:
                 worker=load.id,
                 attempt=step.attempt + 1,
                 cached_tokens=cached,
-                why=choice.why(ready),
-                relieves=step.worker or step.held,
+                why=(f"takes over from {relieves}; " if relieves else "") + choice.why(ready),
+                relieves=relieves,
                 **_about(step),
             )
         )

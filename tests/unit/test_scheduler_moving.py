@@ -28,6 +28,7 @@ def on_leaving_worker(**config: int) -> tuple[World, StepDispatched]:
 def test_a_long_step_moves_while_its_worker_goes_on() -> None:
     world, moved = on_leaving_worker()
     assert (moved.worker, moved.attempt, moved.relieves) == ("b", 2, "a")
+    assert moved.why.startswith("takes over from a; ")
     assert not only(StepRevoked, world.beat("a", ("s", 1), state=WorkerState.DRAINING)), (
         "the old one must not stop before the new one is warm"
     )
