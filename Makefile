@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup setup-engine demo up test test-fast check format bench documents lock clean
+.PHONY: help setup setup-engine demo up test test-fast check format bench chaos documents lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -50,6 +50,9 @@ format: setup  ## format and fix what can be fixed
 
 bench: setup  ## what the control plane costs (simulated engine, zero compute time)
 	@$(BIN)/python -m bench $(BENCH)
+
+chaos: setup  ## a storm of signals on a whole fleet: nothing may be lost (SEED=7 SECONDS=60 CHAOS="--engine sglang")
+	@$(BIN)/python -m bench.chaos $(if $(SEED),--seed $(SEED)) $(if $(SECONDS),--seconds $(SECONDS)) $(CHAOS)
 
 documents: setup  ## write docs/asyncapi.json and docs/schemas anew from the contracts
 	@$(BIN)/python docs/generate.py

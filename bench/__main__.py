@@ -8,10 +8,6 @@ import argparse
 import os
 import platform
 import sys
-import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
 
 import aiohttp
 import msgspec
@@ -21,12 +17,11 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.doors import Direct, by_http, by_nats
+from bench.fleets import running_fleet
 from bench.load import Door, Series, closed_loop
 from legato import Client
 from legato.fleet import Fleet
-from legato.plan import Wanted
 from services.worker.engines.simulated import SimulatedConfig
-from shared.runtime.server_directory import free_port
 
 MODEL = "sim-small"
 SETTINGS = (
@@ -74,13 +69,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     engine: str = "simulated, zero compute time"
 
 
-@asynccontextmanager
-async def fleet_of_one() -> AsyncIterator[Fleet]:
-    with tempfile.TemporaryDirectory(prefix="legato-bench-") as directory:
-        wanted = Wanted(engine="simulated", workers=1, port=free_port(), settings=SETTINGS)
-        async with Fleet(Path(directory), wanted, lambda line: print(line, file=sys.stderr)) as fleet:
-            await fleet.start()
-            yield fleet
+def complain(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 def row(door: str, concurrency: int, series: Series, alone: Series, tokens: int = TOKENS) -> Row:
@@ -103,7 +93,7 @@ def row(door: str, concurrency: int, series: Series, alone: Series, tokens: int 
 async def measure(quick: bool, say: Console) -> Result:
     scale = 1 if quick else 5
     rows: list[Row] = []
-    async with fleet_of_one() as fleet, Client(fleet.running.nats) as client:
+    async with running_fleet(workers=1, settings=SETTINGS, tell=complain) as fleet, Client(fleet.running.nats) as client:
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector) as session:
             direct = Direct(SimulatedConfig(law="instant", slots=512, blocks=65536), TOKENS)

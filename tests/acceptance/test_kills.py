@@ -8,19 +8,20 @@ import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
-import msgspec
 import psutil
 import pytest
 
+from bench.chaos.asks import simulated
+from bench.chaos.checks import settlements
+from bench.chaos.readers import Reading, read_by_nats
 from legato import Client
 from legato.fleet import Fleet
-from services.worker.engines import prose
 from shared.contracts import subjects
 from shared.contracts.ids import StepId
 from shared.contracts.outcomes import Status
-from shared.contracts.steps import StepSettled
 from shared.contracts.streams import STEPS
 from shared.runtime.db import connect
+from shared.runtime.ids import new_id
 from tests.acceptance.conftest import running_fleet
 
 STEPS_PER_RUN = 200
@@ -48,20 +49,11 @@ async def fleet() -> AsyncIterator[Fleet]:
 
 
 async def one_step(client: Client, number: int) -> StepId:
-    """Stream a step, and compare what came with what the simulated engine must say."""
-    prompt = f"Movement {number}, played {number % 7} times."
-    step = await client.submit(model="sim-small", prompt=prompt, max_tokens=TOKENS, temperature=0)
-    tokens: list[int] = []
-    texts: list[str] = []
-    async for output in step:
-        assert output.offset == len(tokens), f"{step.id}: a gap or a repeat at {len(tokens)}"
-        tokens += output.tokens
-        texts.append(output.text)
-    assert output.end is not None
-    assert output.end.status is Status.SUCCEEDED, f"{step.id}: {output.end.problem}"
-    assert tokens == prose.tokens_at(prose.offset_of(None, list(prompt.encode())), 0, TOKENS)
-    assert "".join(texts) == bytes(tokens).decode(errors="replace")
-    return step.id
+    """Stream a step, and compare what comes with what the simulated engine must say."""
+    reading = Reading(step=StepId(new_id()), ask=simulated(f"Movement {number}, played {number % 7} times.", TOKENS))
+    await read_by_nats(client, reading)
+    assert not reading.faults
+    return reading.step
 
 
 async def run_steps(client: Client, halfway: asyncio.Event) -> list[StepId]:
@@ -80,21 +72,6 @@ async def run_steps(client: Client, halfway: asyncio.Event) -> list[StepId]:
     return done
 
 
-async def settlements(fleet: Fleet, steps: list[StepId]) -> dict[StepId, list[StepSettled]]:
-    """Of each step, once every step has one."""
-    found: dict[StepId, list[StepSettled]] = {step: [] for step in steps}
-    after = 0
-    async with asyncio.timeout(LIMIT_S):
-        while not all(found.values()):
-            async for record in fleet.bus.history(STEPS.name, subjects.SETTLED, after):
-                after = record.seq
-                step = subjects.step_of(record.subject)
-                if step in found:
-                    found[step].append(msgspec.json.decode(record.data, type=StepSettled))
-            await asyncio.sleep(0.05)
-    return found
-
-
 @pytest.mark.parametrize("victim", VICTIMS)
 async def test_every_step_ends_once_and_streams_without_seam(fleet: Fleet, victim: str) -> None:
     async with Client(fleet.running.nats) as client:
@@ -109,7 +86,7 @@ async def test_every_step_ends_once_and_streams_without_seam(fleet: Fleet, victi
             while fleet.running.processes.get(victim, killed) == killed:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)  # the supervisor's events are its own
         assert psutil.pid_exists(fleet.running.processes[victim])
-        settled = await settlements(fleet, steps)
+        settled = await settlements(fleet.bus, steps, LIMIT_S)
     assert len(set(steps)) == STEPS_PER_RUN
     assert {len(each) for each in settled.values()} == {1}
     assert {each[0].status for each in settled.values()} == {Status.SUCCEEDED}

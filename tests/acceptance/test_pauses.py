@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
+from bench.chaos.checks import settlements
 from legato import Client
 from legato.fleet import Fleet
 from legato.processes import ask
 from shared.contracts.outcomes import Status
 from tests.acceptance.conftest import running_fleet
-from tests.acceptance.test_kills import LIMIT_S, STEPS_PER_RUN, recorded_in_postgres, replayed, run_steps, settlements
+from tests.acceptance.test_kills import LIMIT_S, STEPS_PER_RUN, recorded_in_postgres, replayed, run_steps
 
 MACHINES = ("admission", "router", "scheduler")
 PAUSE_S = 7.5  # longer than a lease
@@ -47,7 +48,7 @@ async def all_succeed_while_paused(fleet: Fleet, names: Sequence[str]) -> None:
         await asyncio.wait_for(begun.wait(), LIMIT_S)
         await paused(fleet, names)
         steps = await running
-        settled = await settlements(fleet, steps)
+        settled = await settlements(fleet.bus, steps, LIMIT_S)
     assert len(set(steps)) == STEPS_PER_RUN
     assert {len(each) for each in settled.values()} == {1}
     assert {each[0].status for each in settled.values()} == {Status.SUCCEEDED}
