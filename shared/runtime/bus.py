@@ -25,10 +25,13 @@ from shared.runtime.requests import TIMEOUT_S, Requests
 log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 30.0
+CLOSE_TIMEOUT_S = 5.0
 OUTBOUND_MAX_BYTES = 64 * 2**20  # kept while the server is away
 LEASE_TTL_S = 6.0
 FETCH_TIMEOUT_S = TIMEOUT_S
 _SERVER_MIN = (2, 12)
+# What a good-bye to a server that went meanwhile ends with; uvloop raises RuntimeError for a transport that is closed.
+UNSAID = (nats.errors.Error, OSError, TimeoutError, RuntimeError)
 
 
 class BusConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,14 +101,14 @@ class Bus:
         await self.requests.stop()
         if not self.client.is_closed:
             try:
-                await asyncio.wait_for(self.client.drain(), 5.0)
-            except (nats.errors.Error, OSError, TimeoutError):
+                await asyncio.wait_for(self.client.drain(), CLOSE_TIMEOUT_S)
+            except UNSAID:
                 await self._hang_up()
 
     async def _hang_up(self) -> None:
         try:
-            await asyncio.wait_for(self.client.close(), 5.0)
-        except (nats.errors.Error, OSError, TimeoutError) as error:  # the server is away, so there is nothing to say good-bye to
+            await asyncio.wait_for(self.client.close(), CLOSE_TIMEOUT_S)
+        except UNSAID as error:  # the server is away, so there is nothing to say good-bye to
             log.debug("closed without good-bye", extra={"error": str(error)})
 
     # --- sending -------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,9 @@
 """What a connection does at its limits: nothing waits for ever, nothing fails unheard, and who hears nothing any more ends."""
 
 import asyncio
+import os
+import signal
+import sys
 from collections.abc import AsyncIterator
 
 import pytest
@@ -37,6 +40,38 @@ async def test_a_process_whose_connection_is_closed_for_good_stops(bus: Bus) -> 
     bus.client._transport.write(b"PUB too.large 99999999\r\n")  # type: ignore[union-attr]
     with pytest.raises(BusError, match="closed the connection for good"):
         await asyncio.wait_for(running, LIMIT_S)
+
+
+# On uvloop, as all processes run: asyncio's own loop takes what is written to a closed connection.
+LEAVING = """
+import sys, uvloop
+from shared.runtime import bus
+from shared.runtime.bus import Bus, BusConfig
+
+async def main():
+    bus.CLOSE_TIMEOUT_S = 0.2
+    leaving = await Bus.connect(BusConfig(url=sys.argv[1]), "leaving")
+    print("connected", flush=True)
+    sys.stdin.readline()
+    await leaving.close()
+    print("closed", flush=True)
+
+uvloop.run(main())
+"""
+
+
+async def test_a_connection_is_closed_whatever_the_server_does_meanwhile(fresh_nats: EmbeddedNats) -> None:
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", LEAVING, fresh_nats.url, stdin=pipe, stdout=pipe)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert await asyncio.wait_for(process.stdout.readline(), LIMIT_S) == b"connected\n"
+    os.kill(fresh_nats.pid, signal.SIGSTOP)
+    process.stdin.write(b"\n")
+    await asyncio.sleep(0.5)  # by then it waits for no answer any more
+    os.kill(fresh_nats.pid, signal.SIGKILL)
+    printed, _ = await asyncio.wait_for(process.communicate(), LIMIT_S)
+    assert (printed, process.returncode) == (b"closed\n", 0)
 
 
 async def test_what_a_process_returns_and_raises_passes(bus: Bus) -> None:
