@@ -50,9 +50,12 @@ class Plan:
         return verdict(step, self.now_ns, self.config.attempts_max)
 
     def dispatch(self, step: Step, choice: Choice, ready: int) -> None:
-        """Place the step, and take its room off the load that the decision goes on with."""
+        """Place the step, and take its room off the load that the decision goes on with. Where it was to move to a worker that leaves, too,
+        before it has gone on there, that one need not: it is still with the first."""
         self.touched[step.id] = None
-        load, cached, relieves = choice.load, choice.cached_tokens, step.worker or step.held
+        if step.worker and step.held:
+            self._revoke(step, Reason.HANDED_OVER)
+        load, cached, relieves = choice.load, choice.cached_tokens, step.held or step.worker
         self.outputs.append(
             StepDispatched(
                 job=step.job,

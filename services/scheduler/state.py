@@ -133,10 +133,10 @@ def _on_revoked(state: State, event: StepRevoked, now_ns: int) -> None:
         step.revoked = True
         state.revoked[step.id] = now_ns
     else:
-        preempted = event.reason is Reason.PREEMPTED
-        step.preemptions += preempted
-        step.moves += preempted
-        put_back(state, step, WorkerId("") if preempted else event.worker)
+        no_fault = event.reason in (Reason.PREEMPTED, Reason.HANDED_OVER)
+        step.preemptions += event.reason is Reason.PREEMPTED
+        step.moves += no_fault
+        put_back(state, step, WorkerId("") if no_fault else event.worker)
         state.due = True
 
 

@@ -98,7 +98,7 @@ class Attempt:
 
     async def revoke(self, reason: Reason) -> None:
         """Stop because the scheduler says so."""
-        if reason is Reason.PREEMPTED:
+        if reason in LEAVING:
             self._leaving = reason
         else:
             self._revoked = reason

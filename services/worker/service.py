@@ -3,9 +3,11 @@
 import asyncio
 import logging
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any
 
 import msgspec
+import nats.errors
 
 from services.worker.attempt import Attempt
 from services.worker.config import WorkerConfig
@@ -65,9 +67,11 @@ class Worker:
         await self._presence.recall()
         async with asyncio.TaskGroup() as self._tasks:
             await self._prompts.open()
-            await self._bus.listen(subjects.dispatched_to(self._id), self._on_dispatch)
-            await self._bus.listen(subjects.revoked_from(self._id), self._on_revoke)
-            await self._bus.listen(subjects.handover(self._id), self._on_hand_over)
+            heard = [
+                await self._bus.listen(subjects.dispatched_to(self._id), self._on_dispatch),
+                await self._bus.listen(subjects.revoked_from(self._id), self._on_revoke),
+                await self._bus.listen(subjects.handover(self._id), self._on_hand_over),
+            ]
             await self._bus.listen(subjects.alive(self._id), _heard)
             await self._bus.subscribe(subjects.kv_resync(self._id), self._relay.on_resync)
             serving = self._tasks.create_task(self._serve())
@@ -76,6 +80,9 @@ class Worker:
             await self._context.stop.wait()
             noticing.cancel()
             await self._drain()
+            for each in heard:  # whoever asks from now on learns from nats-server that nobody is there
+                with suppress(nats.errors.Error):
+                    await each.unsubscribe()
             for task in (serving, beating, *self._running):
                 task.cancel()
         await self._presence.good_bye()

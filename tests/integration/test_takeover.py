@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
+from nats.errors import NoRespondersError
 from worker_rig import LIMIT_S, Rig, expected, listed, working
 
 from shared.contracts import subjects
@@ -156,3 +157,26 @@ async def test_a_worker_stops_only_for_a_newer_attempt(bus: Bus) -> None:
     assert handed.tokens == [token for output in outputs for token in output.tokens]
     assert handed.text == "".join(output.text for output in outputs)
     assert 20 <= len(handed.tokens) < TOKENS
+
+
+async def test_a_worker_that_has_left_keeps_nobody_waiting(bus: Bus) -> None:
+    async with working(bus) as old:
+        pass
+    with pytest.raises(NoRespondersError):
+        await ask(bus, old, StepId("any"), 2)
+
+
+async def test_a_step_goes_over_twice_when_the_next_worker_leaves_before_it_has_gone_on(bus: Bus) -> None:
+    slow = "simulated.time_scale=100"
+    async with working(bus, SLOW) as old, working(bus, SLOW, slow) as next_one, working(bus, SLOW) as last:
+        step = await old.prompt(PROMPT)
+        await old.dispatch(step, max_tokens=TOKENS)
+        await produced(bus, step, 20)
+        await next_one.dispatch(step, attempt=2, max_tokens=TOKENS, relieves=old.worker)
+        await listed(next_one, step, True)
+        await next_one.revoke(step, Reason.HANDED_OVER, attempt=2)
+        await last.dispatch(step, attempt=3, max_tokens=TOKENS, relieves=old.worker)
+        ended = await reports(bus, step, 3)
+        assert without_seam(await old.outputs(step), expected(PROMPT, TOKENS))
+    assert ended[3].status is Status.SUCCEEDED
+    assert {ended[1].problem.reason, ended[2].problem.reason} == {Reason.HANDED_OVER}  # type: ignore[union-attr]

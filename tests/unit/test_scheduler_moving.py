@@ -94,6 +94,28 @@ def test_when_the_new_worker_dies_the_old_one_is_still_the_one_to_relieve() -> N
     assert (again.worker, again.attempt, again.relieves) == ("c", 3, "a")
 
 
+def test_when_the_new_worker_leaves_as_well_the_old_one_is_still_the_one_to_relieve() -> None:
+    world, _ = on_leaving_worker(attempts_max=2)
+    world.join("c")
+    outputs = world.leave("b")
+    revoked, again = one(StepRevoked, outputs), one(StepDispatched, outputs)
+    assert (revoked.worker, revoked.attempt, revoked.reason) == ("b", 2, Reason.HANDED_OVER)
+    assert (again.worker, again.attempt, again.relieves) == ("c", 3, "a")
+    assert (world.state.workers["b"].placed, world.state.workers["c"].placed) == ({}, {"s": 3})
+    assert not only(StepRevoked, world.beat("a", ("s", 1), state=WorkerState.DRAINING))
+    world.beat("c", ("s", 3))
+    assert not only(StepClosed, world.live(3_500, "c")), "c is lost, and it may be repeated: two moves are no two failures"
+
+
+def test_a_step_that_has_gone_on_is_handed_over_by_whoever_has_it_now() -> None:
+    world, _ = on_leaving_worker()
+    world.take(ended("s", 1, "a", Status.FAILED, retryable=True, reason=Reason.HANDED_OVER))
+    world.join("c")
+    outputs = world.leave("b")
+    assert not only(StepRevoked, outputs)
+    assert one(StepDispatched, outputs).relieves == "b"
+
+
 def test_once_the_old_attempt_has_ended_nobody_is_relieved() -> None:
     world, moved = on_leaving_worker()
     world.take(ended("s", 1, "a", Status.FAILED, retryable=True, reason=Reason.HANDED_OVER))
