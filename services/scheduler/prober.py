@@ -1,10 +1,10 @@
 """Finds out within a fraction of a second that a worker's connection is gone, which its lease alone tells after seconds.
 
 nats-server answers a request to a subject that nobody listens on by itself (no responders, status 503). So a request on a subject that the
-worker listens on, whoever is meant to answer it, tells whether its connection stands: a killed process has none. Two such answers in
-a row count, of a worker that was found listening before, and none that come soon after this process's own reconnection, when others
-may not be back yet. A false alarm costs work, not correctness: attempts are fenced. What holds its connection and does nothing is left
-to the lease.
+worker listens on, whoever is meant to answer it, tells whether its connection stands: a killed process has none. After such an answer the
+question is put once more at once. Two of them count, of a worker that was found listening before, and none that come soon after this
+process's own reconnection, when others may not be back yet. A false alarm costs work, not correctness: attempts are fenced. What holds its
+connection and does nothing is left to the lease.
 """
 
 import asyncio
@@ -26,9 +26,9 @@ from shared.runtime.nats_client import read_headers
 
 log = logging.getLogger(__name__)
 
-ROUND_S = 0.15  # between two requests to a worker
-PER_S_MAX = 500  # requests; more workers are asked less often
-MISSES = 2
+ROUND_S = 0.1  # between two questions to a worker that is there
+ANSWER_S = 0.03  # for nats-server to say that it is not; what it says later counts for the next question
+PER_S_MAX = 500  # questions; more workers are asked less often
 RECONNECTED_S = 5.0  # in which nothing is concluded
 
 _DECODER: msgspec.json.Decoder[WorkerRegistered | WorkerGone] = msgspec.json.Decoder(WorkerRegistered | WorkerGone)
@@ -41,8 +41,8 @@ class Prober:
         self._bus = bus
         self._cell = cell
         self._inbox = bus.client.new_inbox()
-        self._misses: dict[WorkerId, int | None] = {}  # of each worker that should be there, in a row; None: not yet found listening
-        self._missed: set[WorkerId] = set()  # in this round
+        self._known: dict[WorkerId, bool] = {}  # who should be there; whether it was ever found listening
+        self._missed: set[WorkerId] = set()  # since the last question
         self._reconnects = 0
         self._quiet_until = 0.0
 
@@ -53,9 +53,9 @@ class Prober:
         try:
             while True:
                 await self._follow(cursor)
-                await self._ask()
-                await asyncio.sleep(max(ROUND_S, len(self._misses) / PER_S_MAX))
-                await self._conclude()
+                if suspects := await self._missing(list(self._known)):
+                    await self._tell(await self._missing(suspects))
+                await asyncio.sleep(max(ROUND_S, len(self._known) / PER_S_MAX))
         finally:
             await cursor.close()
 
@@ -67,37 +67,40 @@ class Prober:
                 except NoMessage:  # the machine reads it too, and parks it
                     continue
                 if event.cell == self._cell and isinstance(event, WorkerRegistered) and event.state is WorkerState.READY:
-                    self._misses.setdefault(event.worker, None)
+                    self._known.setdefault(event.worker, False)
                 else:
-                    self._misses.pop(event.worker, None)
+                    self._known.pop(event.worker, None)
 
-    async def _ask(self) -> None:
+    async def _missing(self, workers: list[WorkerId]) -> list[WorkerId]:
+        """Those of them that have no connection, and had one; none where nothing may be concluded now."""
         self._missed.clear()
-        for worker in self._misses:
+        for worker in workers:
             try:
                 await self._bus.publish(subjects.alive(worker), b"", f"{self._inbox}.{worker}")
             except (BusError, nats.errors.Error):  # NATS is away: nothing can be concluded
                 self._quiet_until = asyncio.get_running_loop().time() + RECONNECTED_S
-                return
+                break
+        await asyncio.sleep(ANSWER_S)
+        if self._is_quiet():
+            self._known = dict.fromkeys(self._known, False)
+            return []
+        self._known |= dict.fromkeys([worker for worker in workers if worker not in self._missed], True)
+        return [worker for worker in workers if worker in self._missed and self._known[worker]]
 
     def _on_answer(self, subject: str, _: str, __: bytes, headers: bytes) -> None:
         if headers and read_headers(headers).get("Status") == "503":
             self._missed.add(WorkerId(subject.rpartition(".")[2]))
 
-    async def _conclude(self) -> None:
+    def _is_quiet(self) -> bool:
+        """Whether nothing may be concluded now."""
         now, client = asyncio.get_running_loop().time(), self._bus.client
         if client.stats["reconnects"] != self._reconnects or not client.is_connected:
             self._reconnects, self._quiet_until = client.stats["reconnects"], now + RECONNECTED_S
-        if now < self._quiet_until:
-            self._misses = dict.fromkeys(self._misses)
-            return
-        for worker, misses in list(self._misses.items()):
-            if worker not in self._missed:
-                self._misses[worker] = 0
-            elif misses is not None and misses + 1 < MISSES:
-                self._misses[worker] = misses + 1
-            elif misses is not None:
-                del self._misses[worker]  # until it registers again
-                log.warning("worker's connection is gone", extra={"worker": worker})
-                vanished = WorkerVanished(time_ns=now_ns(), worker=worker, cell=self._cell)
-                await self._bus.publish(subjects.vanished(self._cell), ENCODER.encode(vanished))
+        return now < self._quiet_until
+
+    async def _tell(self, gone: list[WorkerId]) -> None:
+        for worker in gone:
+            del self._known[worker]  # until it registers again
+            log.warning("worker's connection is gone", extra={"worker": worker})
+            vanished = WorkerVanished(time_ns=now_ns(), worker=worker, cell=self._cell)
+            await self._bus.publish(subjects.vanished(self._cell), ENCODER.encode(vanished))
