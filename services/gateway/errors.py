@@ -17,6 +17,7 @@ STATUS: dict[Reason, int] = {
     Reason.MODEL_NOT_FOUND: 404,
     Reason.CONTEXT_TOO_LONG: 400,
     Reason.TOO_LARGE: 413,
+    Reason.HISTORY_UNKNOWN: 503,  # no client refers to one: the gateway does, and sends all of it when that fails
     Reason.RATE_LIMITED: 429,
     Reason.DEADLINE_UNREACHABLE: 429,
     Reason.DEADLINE_PASSED: 504,

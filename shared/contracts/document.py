@@ -13,7 +13,7 @@ from shared.contracts import subjects
 from shared.contracts.catalogue import CATALOGUE, Kind
 from shared.contracts.costs import CostReport
 from shared.contracts.examples import DOORS, MESSAGES
-from shared.contracts.steps import HandedOver, HandOverAsked, StepRecord, Submission
+from shared.contracts.steps import HandedOver, HandOverAsked, StepRecord, Submission, Turn
 from shared.contracts.streams import STREAMS
 from shared.contracts.workflows import ValueFound, WorkflowList, WorkflowRecord
 
@@ -32,7 +32,15 @@ SUBMISSIONS = Kind(
     senders=("client", "gateway"),
     listeners=("admission",),
 )
-KINDS = (SUBMISSIONS, *CATALOGUE)
+TURNS = Kind(
+    type=Turn,
+    subject=lambda _: subjects.turn("{turn}"),  # type: ignore[arg-type]
+    pattern=subjects.TURN,
+    stored=True,
+    senders=("client", "gateway"),
+    listeners=("admission",),
+)
+KINDS = (SUBMISSIONS, TURNS, *CATALOGUE)
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +90,7 @@ SERVERS: Json = {
 }
 PARAMETERS: Json = {
     "step": {"description": "The step's id, chosen by whoever submits it: one token of a NATS subject."},
+    "turn": {"description": "The id of a conversation up to its last message, made of what it says (docs/nats-api.md)."},
     "workflow": {"description": "The workflow's id, chosen by whoever opens it: one token of a NATS subject."},
     "token": {"description": "The name of a value, as the SHA-256 of it says it in 32 hexadecimal digits."},
     "cell": {"description": "The cell: one region's fleet."},
@@ -164,7 +173,7 @@ def _types() -> list[type[msgspec.Struct]]:
 
 def _address_of(kind: Kind) -> str:
     """The subject with the names of its ids in braces."""
-    example = next(example for example in MESSAGES if type(example) is kind.type) if kind is not SUBMISSIONS else DOORS[0]
+    example = next(example for example in (*MESSAGES, *DOORS) if type(example) is kind.type)
     places = {field: f"{{{field}}}" for field in PLACES if field in kind.type.__struct_fields__}
     return kind.subject(msgspec.structs.replace(example, **places))
 

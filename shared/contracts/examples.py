@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from shared.contracts import costs, fleet, journal, kv, output, steps, workflows
-from shared.contracts.ids import CellId, MessageId, ModelName, StepId, TenantId, WorkerId, WorkflowId
+from shared.contracts.ids import CellId, ConversationId, MessageId, ModelName, StepId, TenantId, WorkerId, WorkflowId
 from shared.contracts.outcomes import FinishReason, Problem, Reason, Status, Usage
 
 STEP = StepId("0199d0a4-6c1e-7b52-8f0e-3d5a9c6b7e21")
@@ -19,6 +19,7 @@ MODEL = ModelName("smollm2-135m")
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 NOW_NS = 1_760_000_000_000_000_000
 SHA256 = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
+CONVERSATION = ConversationId("5f1c9a0e7b3d48626d1f0c9be8a7345d")
 HASHES = [-7_046_029_254_386_353_131, 1_442_695_040_888_963_407]
 
 
@@ -52,6 +53,14 @@ SAMPLING = steps.Sampling(
     logprobs=2,
     ignore_eos=True,
 )
+TALK = [
+    steps.ChatMessage(role="user", content="What circles the earth?", name="ada"),
+    steps.ChatMessage(
+        role="assistant",
+        tool_calls=[{"id": "call_1", "type": "function", "function": {"name": "look_up", "arguments": "{}"}}],
+    ),
+    steps.ChatMessage(role="tool", content="moon", tool_call_id="call_1"),
+]
 JOB = steps.Job(
     model=MODEL,
     prompt_tokens=35,
@@ -140,14 +149,7 @@ WORKFLOW_RECORD = workflows.WorkflowRecord(
 DOORS: tuple[msgspec.Struct, ...] = (
     steps.Submission(
         model=MODEL,
-        messages=[
-            steps.ChatMessage(role="user", content="What circles the earth?", name="ada"),
-            steps.ChatMessage(
-                role="assistant",
-                tool_calls=[{"id": "call_1", "type": "function", "function": {"name": "look_up", "arguments": "{}"}}],
-            ),
-            steps.ChatMessage(role="tool", content="moon", tool_call_id="call_1"),
-        ],
+        messages=TALK,
         sampling=SAMPLING,
         key=f"sha256:{SHA256}",
         workflow=WORKFLOW,
@@ -159,6 +161,8 @@ DOORS: tuple[msgspec.Struct, ...] = (
     steps.Submission(model=MODEL, prompt="Once upon a time"),
     steps.Submission(model=MODEL, prompt=[1, 4093, 198]),
     steps.Submission(model=MODEL, prompt="Paris as JSON:", sampling=steps.Sampling(json_schema='{"type":"object"}')),
+    steps.Submission(model=MODEL, history=CONVERSATION, key=f"sha256:{SHA256}"),
+    steps.Turn(after=CONVERSATION, messages=TALK),
     steps.HandOverAsked(**_about(28, "worker"), attempt=2, tokens=2, chars=5),
     steps.HandedOver(last_seq=12, tokens=[30], text="."),
     steps.StepRecord(

@@ -10,6 +10,7 @@ TenantId = NewType("TenantId", str)
 WorkerId = NewType("WorkerId", str)
 CellId = NewType("CellId", str)
 ModelName = NewType("ModelName", str)
+ConversationId = NewType("ConversationId", str)  # 32 hexadecimal digits, see shared/core/conversation.py
 BlockHash = NewType("BlockHash", int)  # signed 64 bit, see shared/core/blocks.py
 
 # An id is one token of a NATS subject: no dots, no wildcards, no white space.

@@ -25,6 +25,7 @@ class Reason(StrEnum):
     MODEL_NOT_FOUND = "model_not_found"
     CONTEXT_TOO_LONG = "context_length_exceeded"
     TOO_LARGE = "request_too_large"
+    HISTORY_UNKNOWN = "history_unknown"  # the conversation that a submission refers to is not stored (any more)
     RATE_LIMITED = "rate_limit_exceeded"
     DEADLINE_UNREACHABLE = "deadline_unreachable"
     DEADLINE_PASSED = "deadline_passed"

@@ -7,10 +7,12 @@ import msgspec
 from msgspec import Meta
 
 from shared.contracts.envelope import Message
-from shared.contracts.ids import CellId, ModelName, StepId, TenantId, WorkerId, WorkflowId
+from shared.contracts.ids import CellId, ConversationId, ModelName, StepId, TenantId, WorkerId, WorkflowId
 from shared.contracts.outcomes import FinishReason, Problem, Reason, Status, Usage
 
 Grammar = Annotated[str, Meta(min_length=1, max_length=32_768)]  # it travels with the step from message to message
+MESSAGES_MAX = 10_000  # of a conversation
+CONVERSATION = Meta(max_length=32, pattern="^([0-9a-f]{32})?$")  # and no line end behind it, which `$` allows
 GRAMMARS = ("json_schema", "regex", "ebnf")  # the fields of Sampling that hold one
 
 
@@ -48,14 +50,23 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     tool_call_id: str | None = None
 
 
+class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A part of a conversation, published to `legato.turn.<id>`. The id is that of the conversation up to its last message, and made of
+    what it says (shared/core/conversation.py)."""
+
+    after: Annotated[ConversationId, CONVERSATION] = ConversationId("")  # what was said before; empty: nothing
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MESSAGES_MAX)]
+
+
 class Submission(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What a user publishes to `legato.submit.<step>`. Exactly one of `messages` and `prompt`.
+    """What a user publishes to `legato.submit.<step>`. Exactly one of `messages`, `history` and `prompt`.
 
     The step id is the last token of the subject. `key` is `sha256:<hex of the API key>`: the key itself never crosses the bus.
     """
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
-    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=10_000)] | None = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MESSAGES_MAX)] | None = None
+    history: Annotated[ConversationId, CONVERSATION] = ConversationId("")  # of a stored conversation, in place of its messages
     prompt: str | Annotated[list[int], Meta(min_length=1)] | None = None
     sampling: Sampling = Sampling()
     key: Annotated[str, Meta(max_length=128)] = ""

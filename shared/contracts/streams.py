@@ -33,6 +33,7 @@ STEPS = Stream(
     max_age_s=24 * HOUR_S,
 )
 PROMPTS = Stream(name="LEGATO_PROMPTS", subjects=[subjects.PROMPT], max_bytes=4 * GIB, max_age_s=24 * HOUR_S, max_msgs_per_subject=1)
+TURNS = Stream(name="LEGATO_TURNS", subjects=[subjects.TURN], max_bytes=2 * GIB, max_age_s=24 * HOUR_S, max_msgs_per_subject=1)
 OUT = Stream(name="LEGATO_OUT", subjects=[subjects.OUTBOX], stored_as=subjects.OUT, max_bytes=4 * GIB, max_age_s=24 * HOUR_S)
 FLEET = Stream(
     name="LEGATO_FLEET", subjects=[subjects.WORKERS, subjects.TARGETS], max_bytes=GIB // 4, max_age_s=HOUR_S, max_msgs_per_subject=1
@@ -40,7 +41,7 @@ FLEET = Stream(
 JOURNAL = Stream(name="LEGATO_JOURNAL", subjects=["legato.journal.*.*"], max_bytes=4 * GIB, max_age_s=72 * HOUR_S)
 DEAD = Stream(name="LEGATO_DEAD", subjects=[subjects.DEAD], max_bytes=GIB // 4, max_age_s=7 * 24 * HOUR_S, max_msg_bytes=2**20)
 
-STREAMS = (STEPS, PROMPTS, OUT, FLEET, JOURNAL, DEAD)
+STREAMS = (STEPS, PROMPTS, TURNS, OUT, FLEET, JOURNAL, DEAD)
 
 LEASES_BUCKET = "legato_leases"  # key-value: who drives a partition
 MODELS_BUCKET = "legato_models"  # objects: tokenizers, by the SHA-256 of their content

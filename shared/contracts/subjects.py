@@ -1,12 +1,13 @@
 """Every subject, built and taken apart in one place."""
 
-from shared.contracts.ids import CellId, StepId, WorkerId, WorkflowId
+from shared.contracts.ids import CellId, ConversationId, StepId, WorkerId, WorkflowId
 
 SUBMIT = "legato.submit.*"
 CANCEL = "legato.cancel.*"
 OUTBOX = "legato.outbox.*"
 OUT = "legato.out.*"
 PROMPT = "legato.prompt.*"
+TURN = "legato.turn.*"
 ADMITTED = "legato.step.*.admitted"
 REFUSED = "legato.step.*.refused"
 CLOSED = "legato.step.*.closed"
@@ -46,6 +47,11 @@ def out(step: StepId) -> str:
 
 def prompt(step: StepId) -> str:
     return f"legato.prompt.{step}"
+
+
+def turn(conversation: ConversationId) -> str:
+    """Where the last part of a conversation is stored, by the id of the whole."""
+    return f"legato.turn.{conversation}"
 
 
 def step_event(step: StepId, event: str) -> str:
