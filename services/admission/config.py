@@ -41,7 +41,8 @@ class AdmissionConfig(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     queue_depth_max: Annotated[int, Meta(ge=1)] = 10_000  # of a model's least crowded cell
     report_fresh_ms: Annotated[int, Meta(ge=1)] = 5_000  # older queue reports tell nothing
     retry_min_ms: Annotated[int, Meta(ge=0)] = 1_000  # where nothing better is known
-    prompt_bytes_max: Annotated[int, Meta(ge=1)] = 2_000_000  # of a submission's body
+    prompt_bytes_max: Annotated[int, Meta(ge=1)] = 2_000_000  # of a submission's body, with all of its conversation
+    conversations_bytes_max: Annotated[int, Meta(ge=0)] = 64 * 2**20  # of stored conversations that are kept in memory
     prepared_tokens_max: Annotated[int, Meta(ge=1)] = 4_000_000  # of prompts that wait for their decision, about 40 bytes each
     tokenisers_max: Annotated[int, Meta(ge=1)] = 16  # kept in memory
     tokenising_threads: Annotated[int, Meta(ge=1, le=64)] = 2  # for long prompts

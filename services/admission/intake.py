@@ -10,6 +10,7 @@ import msgspec
 
 from services.admission.cards import Cards
 from services.admission.config import AdmissionConfig
+from services.admission.history import History
 from services.admission.policies.tenant import tenant_of
 from services.admission.prompts import Prompts
 from services.admission.reading import check, parse, seeded, step_from, trace_from
@@ -31,6 +32,7 @@ from shared.core.inputs import fingerprint
 from shared.core.machine import ENCODER
 from shared.core.reading import NoMessage, read
 from shared.drivers.inputs import Unreadable
+from shared.runtime.conversations import Conversations
 from shared.runtime.cursor import Record
 
 log = logging.getLogger(__name__)
@@ -48,10 +50,12 @@ Aliases = dict[str, str]
 class Intake:
     """Turns records of the stream STEPS into the machine's inputs, and leaves their prompts with `prompts`."""
 
-    def __init__(self, config: AdmissionConfig, aliases: Aliases, cards: Cards, tokenisers: Tokenisers, message_bytes_max: int) -> None:
-        """`message_bytes_max`: what a message on the bus may hold, prompts too."""
+    def __init__(
+        self, config: AdmissionConfig, aliases: Aliases, cards: Cards, tokenisers: Tokenisers, conversations: Conversations
+    ) -> None:
         self.prompts = Prompts(config.prepared_tokens_max)
-        self._message_bytes_max = message_bytes_max
+        self._history = History(conversations, config.prompt_bytes_max)
+        self._message_bytes_max = conversations.message_bytes_max
         self._config = config
         self._aliases = aliases
         self._cards = cards
@@ -71,7 +75,7 @@ class Intake:
         if isinstance(submission, Problem):
             return msgspec.structs.replace(blank, problem=submission)
         try:
-            return self._read(_filled(blank, submission), submission, len(record.data))
+            return self._read(_asked(_filled(blank, submission), submission), submission, len(record.data))
         except LegatoError:
             raise
         except Exception as error:
@@ -92,6 +96,15 @@ class Intake:
         if card is None:
             return msgspec.structs.replace(read, problem=self._not_found(submission.model))
         read = msgspec.structs.replace(read, model=card.name, context_tokens=card.context_tokens)
+        if submission.history:
+            whole = self._history.at_hand(submission, size)
+            if whole is None:
+                self._slow += 1
+                return self._read_slowly(read, submission, card, size)
+            if isinstance(whole, Problem):
+                return msgspec.structs.replace(read, problem=whole)
+            submission, size = whole
+            read = _asked(read, submission)
         problem = check(submission, card)
         if problem is not None:
             return msgspec.structs.replace(read, problem=problem)
@@ -104,6 +117,13 @@ class Intake:
     async def _read_slowly(self, read: SubmissionRead, submission: Submission, card: ModelCard, size: int) -> Message:
         try:
             await self.prompts.room()
+            if submission.history:
+                whole = await self._history.read(submission, size)
+                problem = whole if isinstance(whole, Problem) else check(whole[0], card)
+                if isinstance(whole, Problem) or problem is not None:
+                    return msgspec.structs.replace(read, problem=problem)
+                submission, size = whole
+                read = _asked(read, submission)
             return self._tokenised(read, submission, card, await self._tokenisers.encode(submission, card, size))
         except LegatoError:
             raise
@@ -159,10 +179,14 @@ def _filled(read: SubmissionRead, submission: Submission) -> SubmissionRead:
         model=plain(submission.model),
         priority=submission.priority,
         timeout_ms=submission.timeout_ms,
-        chat=submission.messages is not None,
         step_key=plain(submission.step_key),
-        input=fingerprint(submission) if submission.step_key else "",
     )
+
+
+def _asked(read: SubmissionRead, submission: Submission) -> SubmissionRead:
+    """With what is said of the question itself, all of which must be there."""
+    chat = submission.messages is not None
+    return msgspec.structs.replace(read, chat=chat, input=fingerprint(submission) if submission.step_key else "")
 
 
 def _prompt(read: SubmissionRead, card: ModelCard, encoded: Encoded) -> Prompt:

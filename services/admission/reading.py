@@ -98,9 +98,10 @@ def _misfit(error: str) -> Problem:
 
 
 def _contradiction(submission: Submission) -> Problem | None:
-    if (submission.messages is None) == (submission.prompt is None):
-        both = "not both" if submission.messages is not None else "neither is there"
-        return invalid(f"give `messages` or `prompt`; {both}", "messages")
+    given = (submission.messages is not None) + bool(submission.history) + (submission.prompt is not None)
+    if given != 1:
+        many = "none of them is there" if not given else "not both" if given == 2 else "not all"
+        return invalid(f"give one of `messages`, `history` and `prompt`; {many}", "messages")
     if submission.workflow and not is_subject_token(submission.workflow):
         return invalid("a workflow id has up to 128 letters, digits, _ and -", "workflow")
     if submission.step_key and not submission.workflow:

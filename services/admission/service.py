@@ -19,6 +19,7 @@ from shared.core.errors import LegatoError
 from shared.drivers.inputs import Wiring
 from shared.drivers.service import run_machine
 from shared.runtime.bus import Bus, BusError
+from shared.runtime.conversations import Conversations
 from shared.runtime.cursor import Source
 from shared.runtime.lifecycle import Context
 
@@ -35,7 +36,8 @@ async def run(context: Context) -> None:
     aliases = context.section(ModelsConfig, "models").aliases
     cards = Cards(context.bus)
     tokenisers = Tokenisers(lambda name: _fetch(context.bus, name), config.tokenisers_max, config.tokenising_threads)
-    intake = Intake(config, aliases, cards, tokenisers, context.bus.publisher.message_bytes_max)
+    conversations = Conversations(context.bus, config.conversations_bytes_max)
+    intake = Intake(config, aliases, cards, tokenisers, conversations)
     machine = dataclasses.replace(MACHINE, decide=watched(MACHINE.decide, intake.prompts))
     wiring = Wiring(
         sources=[
@@ -47,6 +49,7 @@ async def run(context: Context) -> None:
         attach=intake.prompts.attach,
     )
     await cards.load()
+    await conversations.follow()
     try:
         async with asyncio.TaskGroup() as group:
             following = group.create_task(cards.follow())

@@ -21,9 +21,12 @@ def fingerprint(submission: Submission) -> str:
 
 
 def differences(first: Submission, second: Submission) -> list[str]:
-    """Which parts of what is asked for differ, by name: `model`, `messages[2]`, `sampling.temperature`."""
+    """Which parts of what is asked for differ, by name: `model`, `messages[2]`, `sampling.temperature`. A conversation that one of them
+    refers to differs from messages as a whole (`messages`)."""
     names = [name for name in ("model", "prompt") if getattr(first, name) != getattr(second, name)]
     old, new = first.messages or [], second.messages or []
+    if first.history != second.history:
+        old, new, names = [], [], [*names, "messages"]
     names += [f"messages[{index}]" for index in range(max(len(old), len(new))) if old[index : index + 1] != new[index : index + 1]]
     fields = type(first.sampling).__struct_fields__
     return names + [f"sampling.{name}" for name in fields if getattr(first.sampling, name) != getattr(second.sampling, name)]

@@ -51,8 +51,11 @@ def test_a_submission_is_read_with_all_its_fields() -> None:
         ('{"model":"m","prompt":"x","streem":true}', "streem", "there are: model"),
         ('{"model":"m","messages":[{"role":"user","text":"x"}]}', "messages[0].text", "there are: role, content"),
         ('{"model":"m","messages":[]}', "messages", "length >= 1"),
-        ('{"model":"m"}', "messages", "neither is there"),
+        ('{"model":"m"}', "messages", "none of them is there"),
         ('{"model":"m","prompt":"x","messages":[{"role":"user"}]}', "messages", "not both"),
+        ('{"model":"m","prompt":"x","history":"5f1c9a0e7b3d48626d1f0c9be8a7345d"}', "messages", "not both"),
+        ('{"model":"m","history":"5f1c"}', "history", "matching regex"),
+        ('{"model":"m","history":"5f1c9a0e7b3d48626d1f0c9be8a7345d\\n"}', "history", "length <= 32"),
         ('{"model":"m","prompt":"x","workflow":"a.b"}', "workflow", "letters, digits"),
     ],
 )
