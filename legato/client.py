@@ -21,8 +21,10 @@ from shared.contracts.streams import OUT
 from shared.core.errors import LegatoError
 from shared.core.workflows import Terms
 from shared.runtime.bus import Bus, BusConfig
+from shared.runtime.conversations import Reference, Sender
 from shared.runtime.ids import new_id, new_trace
 from shared.runtime.output_reader import OutputReader
+from shared.runtime.publisher import Ack
 from shared.runtime.workflow_run import ask, cancel, opening
 
 AnswerT = TypeVar("AnswerT", bound=msgspec.Struct)
@@ -45,16 +47,18 @@ class Client:
         self.key = f"sha256:{hashlib.sha256(api_key.encode(errors='surrogateescape')).hexdigest()}" if api_key else ""
         self._name = name
         self._bus: Bus | None = None
+        self._sender: Sender | None = None
 
     async def __aenter__(self) -> Self:
         """Connect, waiting up to 30 s for NATS. Raises BusError."""
         self._bus = await Bus.connect(self._config, self._name)
+        self._sender = Sender(self._bus)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._bus is not None:
             await self._bus.close()
-            self._bus = None
+            self._bus = self._sender = None
 
     @property
     def bus(self) -> Bus:
@@ -64,18 +68,24 @@ class Client:
         return self._bus
 
     async def submit(self, **request: Unpack[StepRequest]) -> "Step":
-        """Hand a step in; returns once it is stored, which is before it is admitted. Raises Refused, StoreError."""
-        return (await self.submit_once(request))[0]
+        """Hand a step in; returns once it is stored, which is before it is admitted. Raises Refused, StoreError.
 
-    async def submit_once(self, request: StepRequest) -> tuple["Step", bool]:
-        """`submit`, and whether nobody had submitted this step within the last two minutes."""
-        step_id = checked_id(request.get("step_id") or new_id())
-        data = encoded(to_submission(request, self.key))
-        step = Step(self.bus, step_id)
-        await step.open(joining="step_id" in request)
+        A long conversation that goes on from an earlier one is stored from there on, and referred to; with a `step_id` of your own it goes
+        whole, because a step that refers to what is lost must be submitted again under another id."""
+        return (await self.submit_once(request, whole="step_id" in request))[0]
+
+    async def submit_once(self, request: StepRequest, *, whole: bool) -> tuple["Step", bool]:
+        """`submit`, and whether nobody had submitted this step within the last two minutes. `whole`: with all messages, rather than a
+        reference to what is stored of them. Where the id was given, a refusal of that reference is for the caller to see to."""
+        given = request.get("step_id")
+        step_id = checked_id(given or new_id())
+        submission = to_submission(request, self.key)
+        data = encoded(submission)
+        reference = None if whole or self._sender is None else await self._sender.refer(submission, data)
+        step = Step(self.bus, step_id, reference, again=not given)
         try:
-            trace = request.get("trace") or str(new_trace())
-            ack = await (await self.bus.store(subjects.submit(step_id), data, msg_id=f"{step_id}.submit", trace=trace))
+            await step.open(joining="step_id" in request)
+            ack = await step.submit(reference.data if reference else data, request.get("trace") or str(new_trace()))
         except BaseException:
             await step.close()
             raise
@@ -146,11 +156,15 @@ class Step:
     """A submitted step. Its output is read once: `async for`, `text()` and `result()` each go on where the last one stopped,
     and `result()` gives the whole."""
 
-    def __init__(self, bus: Bus, step_id: StepId) -> None:
+    def __init__(self, bus: Bus, step_id: StepId, reference: Reference | None = None, *, again: bool = False) -> None:
+        """`again`: it may be submitted a second time, under another id, when the conversation that it refers to is lost."""
         self.id = step_id
         self._bus = bus
         self._reader = OutputReader(bus, step_id)
         self._gathering = Gathering(step_id)
+        self._reference = reference
+        self._again = again
+        self._trace = ""
 
     @property
     def ended(self) -> bool:
@@ -161,8 +175,15 @@ class Step:
         """Listen. `joining`: there may be output already."""
         await self._reader.open(joining=joining)
 
+    async def submit(self, data: bytes, trace: str) -> Ack:
+        """Hand it in, once it is open. Raises StoreError."""
+        self._trace = trace
+        return await (await self._bus.store(subjects.submit(self.id), data, msg_id=f"{self.id}.submit", trace=trace))
+
     async def close(self) -> None:
         """Stop listening; the step itself goes on. Done by itself at the end."""
+        if self._reference is not None:
+            self._reference.done()
         await self._reader.close()
 
     async def __aiter__(self) -> AsyncIterator[Output]:
@@ -173,10 +194,30 @@ class Step:
                     output = await anext(self._reader)
             except TimeoutError as error:
                 raise NotEnded(f"nothing was heard of step {self.id} for {SILENCE_MAX_S:.0f} s: is a fleet running?") from error
+            if await self._lost(output):
+                continue
             self._gathering.add(output)
             if output.end is not None:
                 await self.close()
             yield output
+
+    async def _lost(self, output: Output) -> bool:
+        """Whether the fleet does not know the conversation that this step refers to, and has been given all of it, as another step."""
+        reference, self._reference = self._reference, None
+        if reference is None:
+            return False
+        if output.end is None or output.end.problem is None or output.end.problem.reason is not Reason.HISTORY_UNKNOWN:
+            reference.done()
+            return False
+        whole = reference.lost()
+        if not self._again:
+            return False
+        await self._reader.close()
+        self.id = StepId(new_id())
+        self._reader, self._gathering = OutputReader(self._bus, self.id), Gathering(self.id)
+        await self.open(joining=False)
+        await self.submit(whole, self._trace)
+        return True
 
     async def text(self) -> AsyncIterator[str]:
         """The text as it comes. Raises Refused or Failed where the step did not succeed; a cancelled one just ends."""

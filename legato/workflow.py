@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 import msgspec
 
-from legato.outcome import NotEnded, Refused, Result
+from legato.outcome import NotEnded, Refused, Result, StepError
 from legato.request import StepRequest, to_submission
 from shared.contracts.ids import StepId
-from shared.contracts.outcomes import Status
+from shared.contracts.outcomes import Reason, Status
 from shared.contracts.steps import StepState
 from shared.contracts.workflows import WorkflowOpened, WorkflowRecord
 from shared.core.inputs import name_token
@@ -70,7 +70,15 @@ class Workflow:
 
     async def step(self, name: str, **request: Unpack[StepRequest]) -> Result:
         """The step's result: recorded, joined or new. Raises Refused, Failed, InputChanged, WorkflowError."""
-        step = await self._begun(name, request)
+        try:
+            return await self._result(name, request, whole=False)
+        except StepError as error:
+            if error.problem.reason is not Reason.HISTORY_UNKNOWN:
+                raise
+        return await self._result(name, request, whole=True)
+
+    async def _result(self, name: str, request: StepRequest, *, whole: bool) -> Result:
+        step = await self._begun(name, request, whole=whole)
         if isinstance(step, Result):
             return step
         try:
@@ -80,15 +88,20 @@ class Workflow:
 
     async def stream(self, name: str, **request: Unpack[StepRequest]) -> AsyncGenerator[str, None]:
         """The step's text as it comes, from its beginning. Leaving early cancels nothing: the next run joins it."""
-        step = await self._begun(name, request)
-        if isinstance(step, Result):
-            yield step.text
-            return
-        try:
-            async for text in step.text():
-                yield text
-        finally:
-            await step.close()
+        for whole in (False, True):
+            step = await self._begun(name, request, whole=whole)
+            if isinstance(step, Result):
+                yield step.text
+                return
+            try:
+                async for text in step.text():
+                    yield text
+                return
+            except StepError as error:
+                if whole or error.problem.reason is not Reason.HISTORY_UNKNOWN:  # which comes before any text
+                    raise
+            finally:
+                await step.close()
 
     async def record(self, name: str, act: Callable[[str], Awaitable[ValueT]]) -> ValueT:
         """What `act` gave when it was first done, in this run or an earlier one, as JSON has it: a tuple is a list, and keys are strings.
@@ -117,7 +130,8 @@ class Workflow:
         with in_client_words():
             return await self._run.cancel(why)
 
-    async def _begun(self, name: str, request: StepRequest) -> "Step | Result":
+    async def _begun(self, name: str, request: StepRequest, *, whole: bool) -> "Step | Result":
+        """`whole`: with all messages, because those that an earlier try referred to are lost."""
         with in_client_words():
             asked: StepRequest = {**request, "workflow": self.id, "step_key": checked_name(name)}
             submission = to_submission(asked, self._client.key)
@@ -130,7 +144,7 @@ class Workflow:
         if timeout_ms is not None:
             asked["timeout_ms"] = timeout_ms
         asked["step_id"] = place.step
-        begun, new = await self._client.submit_once(asked)
+        begun, new = await self._client.submit_once(asked, whole=whole)
         try:
             if not new:
                 await self._run.compare(name, place.step, submission)

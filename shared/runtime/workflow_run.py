@@ -30,7 +30,7 @@ from shared.contracts.workflows import (
     WorkflowState,
     WorkflowStep,
 )
-from shared.core.inputs import differences, fingerprint, name_token, step_id
+from shared.core.inputs import fingerprint, name_token, step_id
 from shared.core.machine import ENCODER
 from shared.core.reading import NoMessage, read
 from shared.core.workflows import (
@@ -50,6 +50,7 @@ from shared.core.workflows import (
 )
 from shared.runtime.bus import Bus
 from shared.runtime.clock import now_ns
+from shared.runtime.conversations import changed_parts
 from shared.runtime.ids import new_id
 from shared.runtime.publisher import WrongLastSequence
 
@@ -241,7 +242,7 @@ class WorkflowRun:
         if record is None:
             return []
         try:
-            return differences(msgspec.json.decode(record.data, type=Submission), submission)
+            return await changed_parts(self._bus, msgspec.json.decode(record.data, type=Submission), submission)
         except (msgspec.DecodeError, RecursionError):  # no submission: it will be refused, or was
             return []
 
