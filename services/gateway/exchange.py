@@ -18,8 +18,10 @@ from shared.core.errors import LegatoError
 from shared.core.machine import ENCODER
 from shared.runtime.bus import Bus
 from shared.runtime.clock import now_ns
+from shared.runtime.conversations import Reference, Sender
 from shared.runtime.ids import new_id
 from shared.runtime.output_reader import OutputReader
+from shared.runtime.publisher import Ack
 
 log = logging.getLogger(__name__)
 
@@ -30,10 +32,11 @@ CANCEL_TIMEOUT_S = 30.0  # for JetStream to take it; it may be restarting
 class Exchange:
     """Use as: `await exchange.submit(asked)`, then `await exchange.outputs(...)` until `end` is there, and `close()` in any case.
 
-    A named step of a workflow is shared (`share`): whoever asks for it again joins it, so it goes on when this reader leaves.
+    A named step of a workflow is shared (`share`): whoever asks for it again joins it, so it goes on when this reader leaves. It keeps its
+    id, so its conversation goes whole: what refers to one that is lost must be submitted again under another id.
     """
 
-    def __init__(self, bus: Bus, config: GatewayConfig, trace: str, farewells: "Farewells") -> None:
+    def __init__(self, bus: Bus, config: GatewayConfig, trace: str, farewells: "Farewells", sender: Sender) -> None:
         self.step = StepId(new_id())
         self.trace = trace
         self.workflow = ""  # that the step belongs to
@@ -43,6 +46,8 @@ class Exchange:
         self._config = config
         self._farewells = farewells
         self._reader = OutputReader(bus, self.step)
+        self._sender = sender
+        self._reference: Reference | None = None  # until the fleet has answered
         self._settled = True  # nothing to cancel
         self._shared = False
         self._recorded: Output | None = None
@@ -80,8 +85,9 @@ class Exchange:
         self._settled = False  # from here on it may be stored, whatever happens
         try:
             async with asyncio.timeout(self._config.submit_timeout_ms / 1e3):
+                self._reference = None if self._shared else await self._sender.refer(asked.submission, asked.data)
                 await self._reader.open(joining=self._shared)
-                stored = await self._bus.store(subjects.submit(self.step), asked.data, msg_id=f"{self.step}.submit", trace=self.trace)
+                stored = await self._store(self._reference.data if self._reference is not None else asked.data)
                 self.copy = (await stored).duplicate  # costs nothing: the fleet works on it already
         except (LegatoError, TimeoutError) as error:
             return self._unreachable(error)
@@ -101,6 +107,8 @@ class Exchange:
             log.warning("output cannot be read", extra={"step": self.step, "error": str(error)})
             return [self._give_up(Status.FAILED, Reason.INTERNAL, "the step's output can no longer be read")]
         self._heard = self._loop.time()
+        if await self._sent_again(outputs[-1].end):
+            return await self.outputs(wait_s)
         self.end = outputs[-1].end
         self._settled = self.end is not None
         return outputs
@@ -113,12 +121,40 @@ class Exchange:
     async def close(self) -> None:
         """Leave, in the background where the step has not ended: the caller's own task may be cancelled just now. The step is cancelled,
         unless it is shared."""
+        if self._reference is not None:
+            self._reference.done()
         if self._settled:
             await self._reader.close()
         elif self._shared:
             self._farewells.start(self._reader.close(), f"leave-{self.step}")
         else:
             self._farewells.start(self._leave(), f"cancel-{self.step}")
+
+    async def _store(self, data: bytes) -> asyncio.Future[Ack]:
+        return await self._bus.store(subjects.submit(self.step), data, msg_id=f"{self.step}.submit", trace=self.trace)
+
+    async def _sent_again(self, end: End | None) -> bool:
+        """Whether the fleet had lost the conversation that the submission refers to, and has been given all of it, as another step."""
+        reference, self._reference = self._reference, None
+        if reference is None:
+            return False
+        if end is None or end.problem is None or end.problem.reason is not Reason.HISTORY_UNKNOWN:
+            reference.done()
+            return False
+        log.info("a conversation is no longer stored, it is sent whole", extra={"step": self.step})
+        whole = reference.lost()
+        await self._reader.close()
+        self.step = StepId(new_id())
+        self._reader = OutputReader(self._bus, self.step)
+        try:
+            async with asyncio.timeout(self._config.submit_timeout_ms / 1e3):
+                await self._reader.open()
+                await (await self._store(whole))
+        except (LegatoError, TimeoutError) as error:
+            self._unreachable(error)
+            self._farewells.start(self._leave(), f"cancel-{self.step}")
+            return False
+        return True
 
     async def _leave(self) -> None:
         await self._reader.close()

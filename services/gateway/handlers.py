@@ -24,6 +24,7 @@ from shared.contracts.output import Output
 from shared.core.workflows import WorkflowError
 from shared.runtime.bus import Bus
 from shared.runtime.clock import now_ns
+from shared.runtime.conversations import Sender
 from shared.runtime.ids import new_trace, parse_traceparent
 from shared.runtime.telemetry import Telemetry
 
@@ -56,6 +57,7 @@ class Handlers:
         self._config = config
         self._models = models
         self._telemetry = telemetry
+        self._sender = Sender(bus)
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         return await self._generate(request, chat=True)
@@ -92,7 +94,7 @@ class Handlers:
         if (closed := self.gate.closed) is not None:
             return refusal(closed)
         started_ns = now_ns()
-        exchange = Exchange(self.bus, self._config, self._trace(request), self.farewells)
+        exchange = Exchange(self.bus, self._config, self._trace(request), self.farewells, self._sender)
         with self.gate.inside():
             try:
                 return await self._answer(request, exchange, chat=chat)
