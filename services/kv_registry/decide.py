@@ -13,6 +13,7 @@ kept is bounded by the fleet: workers, and twice the capacity of each.
 
 from services.kv_registry.config import KvRegistryConfig
 from services.kv_registry.index import match
+from services.kv_registry.paths import Stretch, whole
 from services.kv_registry.state import PromptSeen, State, apply
 from shared.contracts.envelope import Message, Tick
 from shared.contracts.fleet import WorkerBeat, WorkerGone, WorkerRegistered
@@ -40,6 +41,7 @@ def wake_ns(state: State, config: KvRegistryConfig) -> None:
 
 def _matched(state: State, prompt: PromptSeen) -> PrefixMatched:
     index = state.indexes.get(prompt.model)
+    blocks = whole(state.paths, Stretch(prompt.after, prompt.blocks))
     return PrefixMatched(
         step=prompt.step,
         workflow=prompt.workflow,
@@ -47,7 +49,7 @@ def _matched(state: State, prompt: PromptSeen) -> PrefixMatched:
         trace=prompt.trace,
         cell=state.cell,
         model=prompt.model,
-        blocks=match(index, prompt.blocks) if index is not None else {},
+        blocks=match(index, blocks) if index is not None else {},
         block_tokens=prompt.block_tokens,
     )
 

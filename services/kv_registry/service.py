@@ -4,6 +4,7 @@ import msgspec
 
 from services.kv_registry.config import KvRegistryConfig
 from services.kv_registry.decide import MACHINE
+from services.kv_registry.paths import Paths, learn, shortened
 from services.kv_registry.state import PromptSeen
 from shared.contracts import subjects
 from shared.contracts.envelope import Message
@@ -36,14 +37,23 @@ async def run(context: Context) -> None:
             Source(stream=FLEET.name, subjects=(subjects.WORKERS,), latest=True),
         ],
         live=[subjects.KV, subjects.BEATS],
-        prepare=prepare,
+        prepare=Prompts().prepare,
     )
     await run_machine(context, MACHINE, config, wiring, config.cell)
 
 
-def prepare(record: Record) -> PromptSeen:
-    """A stored prompt as the machine sees it. Raises Unreadable."""
-    try:
-        return PromptSeen(**msgspec.structs.asdict(read(_PROMPT, record.data)))
-    except NoMessage as error:
-        raise Unreadable(str(error)) from error
+class Prompts:
+    """Stored prompts as the machine sees them."""
+
+    def __init__(self) -> None:
+        self._paths = Paths()
+
+    def prepare(self, record: Record) -> PromptSeen:
+        """What is new of a prompt. Raises Unreadable."""
+        try:
+            head = read(_PROMPT, record.data)
+        except NoMessage as error:
+            raise Unreadable(str(error)) from error
+        new = shortened(self._paths, head.blocks)
+        learn(self._paths, new)
+        return PromptSeen(**{**msgspec.structs.asdict(head), "blocks": new.blocks, "after": new.after})

@@ -5,6 +5,7 @@ import msgspec
 from services.kv_registry import feed as feeds
 from services.kv_registry.feed import RETRY_NS, Feed
 from services.kv_registry.index import Index, clear, join
+from services.kv_registry.paths import Paths, Stretch, learn
 from shared.contracts.envelope import Message
 from shared.contracts.fleet import WorkerBeat, WorkerGone, WorkerRegistered
 from shared.contracts.ids import CellId, ModelName, WorkerId
@@ -17,10 +18,12 @@ SWEEP_NS = 5_000_000_000
 
 
 class PromptSeen(Message, frozen=True, kw_only=True, tag="prompt.seen"):
-    """A step's prompt without its tokens: the registry's recorded input. Never on the bus."""
+    """A step's prompt without its tokens, and without the blocks of a prompt seen before whose last one is `after`: the registry's
+    recorded input. Never on the bus."""
 
     model: ModelName
     blocks: list[int]
+    after: int | None = None
     block_tokens: int
 
 
@@ -38,12 +41,15 @@ class State(msgspec.Struct, kw_only=True):
     cell: CellId
     workers: dict[WorkerId, Worker] = {}
     indexes: dict[ModelName, Index] = {}
+    paths: Paths = msgspec.field(default_factory=Paths)
     swept_ns: int = 0
 
 
 def apply(state: State, event: Message, now_ns: int) -> None:
     """Fold one fact. What is said of unknown workers, or by an engine that has been restarted since, changes nothing."""
     match event:
+        case PromptSeen():
+            learn(state.paths, Stretch(event.after, event.blocks))
         case WorkerRegistered():
             _registered(state, event, now_ns)
         case WorkerGone():

@@ -8,7 +8,7 @@ import pytest
 
 from services.kv_registry.config import KvRegistryConfig
 from services.kv_registry.decide import MACHINE
-from services.kv_registry.service import prepare
+from services.kv_registry.service import Prompts
 from services.kv_registry.state import PromptSeen
 from shared.contracts.envelope import Message
 from shared.contracts.fleet import Capacity, ModelCard, WorkerBeat, WorkerGone, WorkerRegistered, WorkerState
@@ -327,6 +327,7 @@ def test_a_stored_prompt_is_read_without_its_tokens() -> None:
         step=StepId("s"), tenant=TenantId("t"), time_ns=7, model=ModelName("m"), tokens=[1] * 40, block_tokens=16, blocks=[5, 6]
     )
     record = Record("LEGATO_PROMPTS", 1, "legato.prompt.s", msgspec.json.encode(stored_prompt), b"")
+    prepare = Prompts().prepare
     seen = prepare(record)
     assert seen == PromptSeen(step=StepId("s"), tenant=TenantId("t"), time_ns=7, model=ModelName("m"), block_tokens=16, blocks=[5, 6])
     assert msgspec.json.decode(msgspec.json.encode(seen), type=MACHINE.inputs) == seen
