@@ -1,8 +1,6 @@
 """A step's way through the fleet, from the event log: what happened, when, by whom and why."""
 
-import re
 from collections.abc import AsyncIterator
-from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -17,8 +15,6 @@ from shared.contracts.output import Output
 from shared.contracts.streams import OUT, PROMPTS, STEPS
 from shared.runtime.bus import Bus
 from shared.runtime.cursor import Record
-
-FRACTION = re.compile(r"\.(\d+)")
 
 _TYPES: dict[str, type[msgspec.Struct]] = {str(kind.type.__struct_config__.tag): kind.type for kind in CATALOGUE}
 
@@ -52,13 +48,6 @@ async def _all(bus: Bus, stream: str, subject: str) -> AsyncIterator[Record]:
     while (record := await bus.next_after(stream, subject, seq)) is not None:
         seq = record.seq
         yield record
-
-
-def _stored_ns(record: Record) -> int:
-    text = record.headers["Nats-Time-Stamp"]  # RFC 3339, up to nine digits behind the dot
-    fraction = FRACTION.search(text)
-    whole = datetime.fromisoformat(FRACTION.sub("", text).replace("Z", "+00:00"))
-    return int(whole.timestamp()) * 1_000_000_000 + int(fraction[1].ljust(9, "0") if fraction else 0)
 
 
 # --- one event in words ------------------------------------------------------------------------------------------------------
@@ -165,7 +154,7 @@ def _output(record: Record, output: Output) -> Happening:
 
 
 def _happening(record: Record, what: str, who: str, why: str, message_id: str = "") -> Happening:
-    return Happening(at_ns=_stored_ns(record), what=what, who=who, why=why, id=message_id, message=_raw(record.data))
+    return Happening(at_ns=record.stored_ns, what=what, who=who, why=why, id=message_id, message=_raw(record.data))
 
 
 def _raw(data: bytes) -> msgspec.Raw:

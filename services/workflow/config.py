@@ -9,7 +9,7 @@ Positive = Annotated[int, Meta(ge=1)]
 
 
 class WorkflowConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Times in milliseconds."""
+    """Times in milliseconds, where the name says nothing else."""
 
     batch_max: Positive = 512  # events written in one transaction
     batch_bytes_max: Positive = 32 * 2**20  # of messages; one that is larger goes alone
@@ -19,4 +19,8 @@ class WorkflowConfig(msgspec.Struct, frozen=True, kw_only=True):
     stall_ms: Positive = 10_000  # an admitted step should have been routed by then; doubles with every re-drive
     redrives_max: int = 5
     grace_ms: Positive = 5_000  # after its deadline, until a step that nobody ended is closed here
+    prompts_sweep_ms: Positive = 5_000  # between two looks for prompts that no open step can need
+    prompts_kept_s: Annotated[float, Meta(ge=0)] = (
+        300.0  # a prompt that nobody needs; below 150 an admission's crash can cost one. 0: a day
+    )
     deadline_default_ms: Positive = 3_600_000  # of a step that came without one: nothing waits for ever

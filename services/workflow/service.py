@@ -9,6 +9,7 @@ import msgspec
 
 from services.workflow.config import WorkflowConfig
 from services.workflow.patience import Patience
+from services.workflow.prompt_keeper import PromptKeeper
 from services.workflow.queries import Queries
 from services.workflow.recorder import Recorder
 from services.workflow.redriver import Redriver
@@ -65,6 +66,7 @@ async def _record(context: Context, store: Store, lease: Lease) -> None:
         group.create_task(lease.keep(), name="lease")
         group.create_task(recorder.run(), name="recorder")
         group.create_task(redriver.run(patiently), name="redriver")
+        group.create_task(PromptKeeper(context.bus, store, recorder, config).run(patiently), name="prompt-keeper")
 
 
 @asynccontextmanager

@@ -81,6 +81,11 @@ DUE = """
 SELECT step, status, attempt, deadline_ns, redrives, admitted
 FROM steps WHERE status IN ('queued', 'running') AND check_ns <= $1 ORDER BY check_ns, step LIMIT $2"""
 
+# Read from the index of open steps (`steps_to_check`), of which there are few, rather than by time through all that ever were.
+OLDEST_OPEN = """
+SELECT step, accepted_ns FROM (SELECT step, accepted_ns FROM steps WHERE status IN ('queued', 'running') OFFSET 0) AS open
+ORDER BY accepted_ns, step LIMIT 1"""
+
 LOOKED = """
 UPDATE steps s SET redrives = t.redrives, check_ns = t.check_ns
 FROM unnest($1::text[], $2::int[], $3::bigint[]) AS t (step, redrives, check_ns)

@@ -101,6 +101,11 @@ class Store:
             for row in rows
         ]
 
+    async def oldest_open(self) -> tuple[StepId, int] | None:
+        """The open step that was accepted first, and when."""
+        row = await self._pool.fetchrow(sql.OLDEST_OPEN)
+        return None if row is None else (StepId(row["step"]), row["accepted_ns"])
+
     async def get_step(self, step: StepId) -> StepRecord | None:
         """Everything recorded of a step."""
         row = await self._pool.fetchrow(sql.STEP, step)

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import nats
@@ -17,6 +17,7 @@ from nats.js.errors import BucketNotFoundError, NotFoundError, ObjectNotFoundErr
 
 from shared.contracts.streams import LEASES_BUCKET, MODELS_BUCKET, SNAPSHOTS_BUCKET, STREAMS, Stream
 from shared.core.errors import LegatoError
+from shared.runtime.clock import stamp_of, unix_ns
 from shared.runtime.cursor import Cursor, Record, Source
 from shared.runtime.nats_client import NatsClient, Take
 from shared.runtime.publisher import Ack, Publisher
@@ -44,6 +45,30 @@ class BusConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 class BusError(LegatoError):
     """NATS cannot be reached or answers what it should not."""
+
+
+class Extent(NamedTuple):
+    """What a stream held at a time. Times by nats-server's clock, Unix, nanoseconds."""
+
+    at_ns: int
+    messages: int
+    first_seq: int
+    last_seq: int
+    first_ns: int
+    last_ns: int
+
+
+class _StreamState(msgspec.Struct):
+    messages: int
+    first_seq: int
+    last_seq: int
+    first_ts: str
+    last_ts: str
+
+
+class _StreamInfo(msgspec.Struct):
+    ts: str = ""
+    state: _StreamState | None = None
 
 
 class Bus:
@@ -151,6 +176,25 @@ class Bus:
     async def next_after(self, stream: str, subject: str, after: int) -> Record | None:
         """The first message of a subject with a stream sequence above `after`, or None."""
         return await self._direct(stream, {"seq": after + 1, "next_by_subj": subject})
+
+    async def first_since(self, stream: str, subject: str, since_ns: int) -> Record | None:
+        """The first message of a subject or pattern that was stored at or after a Unix time, or None."""
+        return await self._direct(stream, {"start_time": stamp_of(since_ns), "next_by_subj": subject})
+
+    async def extent(self, stream: str) -> Extent:
+        """What a stream holds now. Raises BusError."""
+        with _bus_errors(f"cannot look at {stream}"):
+            answer = await self.requests.ask(f"$JS.API.STREAM.INFO.{stream}", b"")
+        info = msgspec.json.decode(answer.data, type=_StreamInfo)
+        if info.state is None:
+            raise BusError(f"cannot look at {stream}: {answer.data[:200].decode(errors='replace')}")
+        state = info.state
+        return Extent(unix_ns(info.ts), state.messages, state.first_seq, state.last_seq, unix_ns(state.first_ts), unix_ns(state.last_ts))
+
+    async def purge(self, stream: str, before: int) -> None:
+        """Remove all messages with a lower stream sequence. Raises BusError."""
+        with _bus_errors(f"cannot remove from {stream}"):
+            await self.js.purge_stream(stream, seq=before)
 
     async def history(self, stream: str, subject: str, after: int = 0) -> AsyncIterator[Record]:
         """All stored messages of a subject or pattern, oldest first; ends with the last one that was there at the call. Raises BusError."""

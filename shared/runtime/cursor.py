@@ -17,6 +17,7 @@ from nats.js.errors import NotFoundError
 from nats.js.manager import JetStreamManager
 
 from shared.core.errors import LegatoError
+from shared.runtime.clock import unix_ns
 from shared.runtime.nats_client import NatsClient, read_headers
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,11 @@ class Record(NamedTuple):
     subject: str
     data: bytes
     raw_headers: bytes
+
+    @property
+    def stored_ns(self) -> int:
+        """When it was stored, Unix time; known of what was read by a direct request, and not by a cursor."""
+        return unix_ns(self.headers["Nats-Time-Stamp"])
 
     @property
     def headers(self) -> dict[str, str]:
