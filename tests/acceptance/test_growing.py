@@ -33,7 +33,8 @@ SETTINGS = (
 )
 
 Messages = list[dict[str, str]]
-Ask = Callable[[Messages], Awaitable[str]]
+Answer = tuple[str, int]  # and how many tokens the prompt had
+Ask = Callable[[Messages], Awaitable[Answer]]
 
 
 @pytest.fixture(scope="module")
@@ -55,36 +56,39 @@ async def openai(fleet: Fleet) -> AsyncIterator[AsyncOpenAI]:
 
 
 def by_nats(client: Client, **more: Any) -> Ask:
-    async def ask(messages: Messages) -> str:
+    async def ask(messages: Messages) -> Answer:
         step = await client.submit(**MODEL, messages=messages, **more)
-        return (await step.result(LIMIT_S)).text
+        result = await step.result(LIMIT_S)
+        return result.text, result.usage.prompt_tokens
 
     return ask
 
 
 def by_http(openai: AsyncOpenAI) -> Ask:
-    async def ask(messages: Messages) -> str:
+    async def ask(messages: Messages) -> Answer:
         reply = await openai.chat.completions.create(**MODEL, messages=messages)  # type: ignore[call-overload]
-        return str(reply.choices[0].message.content)
+        return reply.choices[0].message.content, reply.usage.prompt_tokens
 
     return ask
 
 
-async def talk(ask: Ask, messages: Messages, turns: int, name: str) -> list[str]:
+async def talk(ask: Ask, messages: Messages, turns: int, name: str) -> list[Answer]:
     """So many turns more; the answers."""
-    answers = []
+    answers: list[Answer] = []
     for _ in range(turns):
-        question = f"{name} {len(messages)}: ".ljust(WORDS, "again and again ")
+        question = ("again and again " * WORDS)[:WORDS] + f" {name} {len(messages)}"
         messages.append({"role": "user", "content": question})
         answers.append(await ask(messages))
-        messages.append({"role": "assistant", "content": answers[-1]})
+        messages.append({"role": "assistant", "content": answers[-1][0]})
     return answers
 
 
 async def stored_bytes(fleet: Fleet) -> dict[str, int]:
     """What the streams and Postgres hold once everything is recorded and the prompts are removed."""
     async with asyncio.timeout(LIMIT_S):
-        while (await fleet.bus.extent(PROMPTS.name)).messages:
+        while True:
+            if not (await fleet.bus.extent(PROMPTS.name)).messages:
+                break
             await asyncio.sleep(0.05)
     held = {name: (await fleet.bus.js.stream_info(name)).state.bytes for name in (STEPS.name, TURNS.name, PROMPTS.name, OUT.name)}
     held[JOURNAL.name] = await journalled_bytes(fleet.bus)
@@ -121,7 +125,7 @@ async def test_a_hundred_turns_take_twice_what_fifty_take(fleet: Fleet, client: 
     said = sum(len(each["content"]) for each in messages)
     first = {name: middle[name] - before[name] for name in before}
     second = {name: after[name] - middle[name] for name in before}
-    print(f"\n{door}: {said:,} bytes said in {2 * TURNS_EACH} turns; stored in the first half {first}, in the second {second}")
+    print(f"\n{door}: {said:,} bytes said in {2 * TURNS_EACH} turns; stored in the first half {first}, in the second {second}")  # noqa: T201
     assert said > 2 * TURNS_EACH * WORDS
     assert sum(second.values()) <= 1.3 * sum(first.values()), "more than twice: it does not grow with the turns alone"
     assert second[TURNS.name] > TURNS_EACH * WORDS, "nothing went by reference"
@@ -132,7 +136,7 @@ async def test_answers_are_alike_however_the_conversation_was_sent(fleet: Fleet,
     """A step id of one's own makes it go whole."""
     number = iter(range(100))
 
-    async def whole(messages: Messages) -> str:
+    async def whole(messages: Messages) -> Answer:
         return await by_nats(client, step_id=f"whole-{id(number)}-{next(number)}")(messages)
 
     before = (await fleet.bus.extent(TURNS.name)).messages
@@ -142,16 +146,18 @@ async def test_answers_are_alike_however_the_conversation_was_sent(fleet: Fleet,
     between = (await fleet.bus.extent(TURNS.name)).messages
     assert between > before
     assert await talk(by_http(openai), [], 6, "alike") == answers
-    assert len(set(answers)) > 1
+    assert len({text for text, _ in answers}) > 1, "the answers do not depend on what is asked"
 
 
 async def test_a_conversation_that_is_lost_is_sent_whole(fleet: Fleet, client: Client, openai: AsyncOpenAI) -> None:
-    for door, ask in (("nats", by_nats(client)), ("http", by_http(openai))):
+    for number, (door, ask) in enumerate((("nats", by_nats(client)), ("http", by_http(openai)))):
         messages = Messages()
         answers = await talk(ask, messages, 5, f"lost by {door}")
         await lose_turns(fleet)
         answers += await talk(ask, messages, 4, f"lost by {door}")
         assert await talk(by_nats(client), [], 9, f"lost by {door}") == answers
+        refused = [record async for record in fleet.bus.history(STEPS.name, subjects.REFUSED)]
+        assert [b"history_unknown" in record.data for record in refused] == [True] * (number + 1), "once, and nothing else"
 
 
 async def lose_turns(fleet: Fleet) -> None:
@@ -160,7 +166,9 @@ async def lose_turns(fleet: Fleet) -> None:
     pid = fleet.running.processes["admission-0"]
     psutil.Process(pid).kill()
     async with asyncio.timeout(LIMIT_S):
-        while fleet.running.processes["admission-0"] == pid:
+        while True:
+            if fleet.running.processes.get("admission-0", pid) != pid:
+                break
             await asyncio.sleep(0.05)
 
 
@@ -168,11 +176,12 @@ async def test_a_workflow_knows_its_steps_however_they_were_sent(fleet: Fleet, c
     """The run goes by reference, its second run sends whole; another question is told by the message that differs, while that is known."""
     name, messages = f"growing-{id(client)}", Messages()
 
-    async def run(client: Client, messages: Messages, turns: int) -> list[str]:
+    async def run(client: Client, messages: Messages, turns: int) -> list[Answer]:
         async with client.workflow("test", id=name) as wf:
 
-            async def ask(messages: Messages) -> str:
-                return (await wf.step(f"turn {len(messages)}", **MODEL, messages=messages)).text
+            async def ask(messages: Messages) -> Answer:
+                result = await wf.step(f"turn {len(messages)}", **MODEL, messages=messages)
+                return result.text, result.usage.prompt_tokens
 
             return await talk(ask, messages, turns, "workflow")
 
