@@ -115,7 +115,7 @@ class Conversations:
         self._bus = bus
         self._kept_bytes_max = kept_bytes_max
         self._kept: dict[ConversationId, Part | bytes] = {}  # bytes: nobody has looked at them yet
-        self._kept_bytes = 0
+        self.kept_bytes = 0
 
     @property
     def message_bytes_max(self) -> int:
@@ -178,14 +178,14 @@ class Conversations:
     def _keep(self, conversation: ConversationId, part: Part | bytes) -> None:
         self._drop(conversation)
         self._kept[conversation] = part
-        self._kept_bytes += _size(part)
-        while self._kept_bytes > self._kept_bytes_max:
+        self.kept_bytes += _size(part)
+        while self.kept_bytes > self._kept_bytes_max:
             self._drop(next(iter(self._kept)))
 
     def _drop(self, conversation: ConversationId) -> None:
         part = self._kept.pop(conversation, None)
         if part is not None:
-            self._kept_bytes -= _size(part)
+            self.kept_bytes -= _size(part)
 
 
 def _size(part: Part | bytes) -> int:

@@ -54,6 +54,13 @@ def test_what_was_used_longest_ago_goes_and_ends_before_beginnings() -> None:
     assert shortened(paths, [1, 2, 5, 6]) == Stretch(6, [])
 
 
+def test_of_one_path_the_beginning_goes_last() -> None:
+    paths = Paths()
+    for blocks in ([1], [1, 2], [1, 2, 3], [7], [8], [9], [10], [11]):
+        learn(paths, shortened(paths, blocks), 6)
+    assert shortened(paths, [1, 2, 3]) == Stretch(1, [2, 3])
+
+
 def test_a_path_that_is_not_known_gives_nothing() -> None:
     assert whole(Paths(), Stretch(7, [8])) == []
 

@@ -333,3 +333,16 @@ def test_a_stored_prompt_is_read_without_its_tokens() -> None:
     assert msgspec.json.decode(msgspec.json.encode(seen), type=MACHINE.inputs) == seen
     with pytest.raises(Unreadable):
         prepare(Record("LEGATO_PROMPTS", 1, "legato.prompt.s", b"{}", b""))
+
+
+def test_a_prompt_that_goes_on_from_an_earlier_one_is_matched_from_its_beginning() -> None:
+    registry, prompts = Registry("a"), Prompts()
+    registry.change("a", stored(1, 2, 3))
+    answers = []
+    for blocks in ([1, 2], [1, 2, 3, 4], [1, 2, 3, 4]):
+        grown = Prompt(step=StepId("s"), model=ModelName("m"), time_ns=registry.now_ns, tokens=[], block_tokens=16, blocks=blocks)
+        seen = prompts.prepare(Record("LEGATO_PROMPTS", 1, "legato.prompt.s", msgspec.json.encode(grown), b""))
+        [answer] = registry.take(seen)
+        assert isinstance(answer, PrefixMatched)
+        answers.append((seen.after, seen.blocks, answer.blocks))
+    assert answers == [(None, [1, 2], {"a": 2}), (2, [3, 4], {"a": 3}), (4, [], {"a": 3})]
