@@ -3,6 +3,7 @@
 Rules:
 - A conversation that nothing is known of goes whole with its submission, as a single question would: storing it apart would only cost time.
 - One that goes on from a conversation that was sent before is stored, from behind the longest part that is stored already, and referred to.
+  It is cut where the one before ended, so that others that go on from there find that part.
 - What is stored counts until its oldest part is `kept_ns` old, which is half of the time that the stream keeps it: a submission may wait
   that long until somebody reads it.
 - A conversation of PARTS_MAX parts is stored anew as one.
@@ -26,11 +27,11 @@ class Known(msgspec.Struct, frozen=True):
 
 
 class Missing(msgspec.Struct, frozen=True):
-    """What is to be stored of a conversation: the messages from `start` on, behind `after`; nothing where `start` is their number."""
+    """A part that is to be stored: the messages from `start` up to, not including, `stop`."""
 
     start: int
-    after: ConversationId
-    known: Known  # once it is stored
+    stop: int
+    known: Known  # of the conversation up to `stop`, once it is stored
 
 
 class Sent:
@@ -44,23 +45,21 @@ class Sent:
     def __len__(self) -> int:
         return len(self._known)
 
-    def missing(self, ids: Sequence[ConversationId], now_ns: int) -> Missing | None:
-        """What must be stored before the conversation with these ids can be referred to; None: it goes whole."""
-        whole = None
+    def missing(self, ids: Sequence[ConversationId], now_ns: int) -> list[Missing] | None:
+        """What must be stored before the conversation with these ids can be referred to, perhaps nothing; None: it goes whole."""
+        sent, start, base = 0, 0, Known(now_ns, 0)
         for index in range(len(ids), 0, -1):
             known = self._known.get(ids[index - 1])
             if known is None or now_ns - known.oldest_ns > self._kept_ns:
                 continue
             self._known[ids[index - 1]] = self._known.pop(ids[index - 1])
-            if not known.parts:
-                whole = Missing(0, ConversationId(""), Known(now_ns, 1))
-            elif index == len(ids):
-                return Missing(index, ids[index - 1], known)
-            elif known.parts < PARTS_MAX:
-                return Missing(index, ids[index - 1], Known(known.oldest_ns, known.parts + 1))
-            else:
-                return Missing(0, ConversationId(""), Known(now_ns, 1))
-        return whole
+            if known.parts:
+                start, base = index, known
+                break
+            sent = sent or index
+        if start < len(ids) and base.parts > PARTS_MAX - 2:
+            return [Missing(0, len(ids), Known(now_ns, 1))]
+        return _cut(start, sent, len(ids), base) if start or sent else None
 
     def remember(self, conversation: ConversationId, known: Known) -> None:
         """It was stored, or (`parts` 0) sent whole."""
@@ -74,3 +73,14 @@ class Sent:
         lost = self._known.get(conversation)
         if lost is not None:
             self._known = {each: known for each, known in self._known.items() if known.oldest_ns > lost.oldest_ns}
+
+
+def _cut(start: int, middle: int, stop: int, base: Known) -> list[Missing]:
+    """What is behind `start`, where a part ends (`base`), in two parts where `middle` lies within."""
+    missing = []
+    for end in (middle, stop):
+        if end > start:
+            base = Known(base.oldest_ns, base.parts + 1)
+            missing.append(Missing(start, end, base))
+            start = end
+    return missing

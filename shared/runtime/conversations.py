@@ -83,24 +83,28 @@ class Sender:
             return None
         self.waiting_bytes += len(whole)
         try:
-            if missing.start < len(pieces) and not await self._store(ids[-1], turn(pieces[missing.start :], missing.after)):
+            parts = {
+                ids[each.stop - 1]: turn(pieces[each.start : each.stop], ids[each.start - 1] if each.start else "") for each in missing
+            }
+            if not await self._store(parts):
                 self.waiting_bytes -= len(whole)
                 return None
         except BaseException:
             self.waiting_bytes -= len(whole)
             raise
-        self._sent.remember(ids[-1], missing.known)
+        for each in missing:
+            self._sent.remember(ids[each.stop - 1], each.known)
         return Reference(self, msgspec.structs.replace(submission, messages=None, history=ids[-1]), whole)
 
     def forget(self, conversation: ConversationId) -> None:
         """It is no longer stored."""
         self._sent.forget(conversation)
 
-    async def _store(self, conversation: ConversationId, part: bytes) -> bool:
-        """Whether the part is stored. It has no message id: a second copy takes the place of the first, and says the same."""
+    async def _store(self, parts: dict[ConversationId, bytes]) -> bool:
+        """Whether they are stored. They have no message ids: a second copy takes the place of the first, and says the same."""
         try:
             async with asyncio.timeout(STORE_TIMEOUT_S):
-                await (await self._bus.store(subjects.turn(conversation), part))
+                await self._bus.publisher.store_all([await self._bus.store(subjects.turn(each), parts[each]) for each in parts])
         except (StoreError, TimeoutError) as error:
             log.warning("conversations are sent whole for a while, their parts are not stored", extra={"error": str(error) or "no answer"})
             self._not_before_s = time.monotonic() + PAUSE_S

@@ -71,8 +71,17 @@ async def grown(sender: Sender, turns: int) -> ConversationId:
 async def test_what_grows_is_stored_by_its_parts_and_comes_back(bus: Bus) -> None:
     conversation = await grown(Sender(bus), 12)
     assert await read(bus, conversation) == talk(12)
-    assert await stored(bus) == 10
+    assert await stored(bus) == 11, "cut where it went whole, and then by each turn"
     assert (await bus.js.stream_info(TURNS.name)).state.bytes < 13 * 3_500
+
+
+async def test_what_many_conversations_have_in_common_is_stored_once(bus: Bus) -> None:
+    sender = Sender(bus)
+    assert await refer(sender, talk(20)) is None
+    for name in "abcdefgh":
+        branch = [*talk(20), *talk(1, name)]
+        assert await read(bus, await referred(sender, branch)) == branch
+    assert (await bus.js.stream_info(TURNS.name)).state.bytes < 1.1 * 28 * 3_100
 
 
 async def test_what_is_short_or_new_goes_whole_and_nothing_is_stored(bus: Bus) -> None:

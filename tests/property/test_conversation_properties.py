@@ -114,10 +114,10 @@ def test_what_a_sender_refers_to_is_stored_whole_for_as_long_as_it_says(script: 
         if missing is None:
             sent.remember(ids[-1], Known(now, 0))
             continue
-        assert missing.known.parts <= PARTS_MAX
-        if missing.start < len(pieces):
-            store[ids[-1]] = (now, turn(pieces[missing.start :], missing.after))
-        sent.remember(ids[-1], missing.known)
+        for each in missing:
+            assert each.known.parts <= PARTS_MAX
+            store[ids[each.stop - 1]] = (now, turn(pieces[each.start : each.stop], ids[each.start - 1] if each.start else ""))
+            sent.remember(ids[each.stop - 1], each.known)
         assert len(sent) <= ids_max
         later = now + 12 * HOUR
         kept_then = {name: data for name, (at, data) in store.items() if later - at <= 24 * HOUR}

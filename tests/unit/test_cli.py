@@ -22,7 +22,7 @@ from legato.commands.up import _examples, _without_password
 from legato.drain import waits_for
 from legato.entries import find_entry
 from legato.fleet import Fleet, readable
-from legato.history import _event, _stored_ns, _submitted
+from legato.history import _event, _submitted
 from legato.machines import DECIDERS, machine_of
 from legato.plan import SERVICES, Wanted, launch, plan
 from legato.served import Served
@@ -310,9 +310,9 @@ def record(data: bytes, time: str = "2026-11-29T20:17:05.5Z") -> Record:
 
 
 def test_times_are_read_to_the_nanosecond() -> None:
-    assert _stored_ns(record(b"", "1970-01-01T00:00:01.000000007Z")) == 1_000_000_007
-    assert _stored_ns(record(b"", "1970-01-01T00:00:01Z")) == 1_000_000_000
-    assert _stored_ns(record(b"", "1970-01-01T02:00:01.5+02:00")) == 1_500_000_000
+    assert record(b"", "1970-01-01T00:00:01.000000007Z").stored_ns == 1_000_000_007
+    assert record(b"", "1970-01-01T00:00:01Z").stored_ns == 1_000_000_000
+    assert record(b"", "1970-01-01T02:00:01.5+02:00").stored_ns == 1_500_000_000
 
 
 def test_an_event_is_told_with_its_author_and_reason() -> None:

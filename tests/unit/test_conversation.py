@@ -122,26 +122,35 @@ def test_a_conversation_is_stored_when_it_goes_on_and_from_then_on_by_its_new_pa
     sent = Sent(10, HOUR)
     sent.remember(ids(1)[-1], Known(0, 0))
     first = sent.missing(ids(3), 1)
-    assert first == Missing(0, NONE, Known(1, 1))
-    sent.remember(ids(3)[-1], first.known)
+    assert first == [Missing(0, 1, Known(1, 1)), Missing(1, 3, Known(1, 2))], "cut where it ended before"
+    for each in first:
+        sent.remember(ids(each.stop)[-1], each.known)
     second = sent.missing(ids(5), 2)
-    assert second == Missing(3, ids(3)[-1], Known(1, 2))
-    sent.remember(ids(5)[-1], second.known)
-    assert sent.missing(ids(5), 3) == Missing(5, ids(5)[-1], Known(1, 2))
+    assert second == [Missing(3, 5, Known(1, 3))]
+    sent.remember(ids(5)[-1], second[0].known)
+    assert sent.missing(ids(5), 3) == []
+
+
+def test_a_question_that_is_asked_again_is_stored_in_one_part() -> None:
+    sent = Sent(10, HOUR)
+    sent.remember(ids(3)[-1], Known(0, 0))
+    assert sent.missing(ids(3), 1) == [Missing(0, 3, Known(1, 1))]
 
 
 def test_what_was_sent_whole_in_between_does_not_hide_what_is_stored() -> None:
     sent = Sent(10, HOUR)
     sent.remember(ids(3)[-1], Known(0, 1))
     sent.remember(ids(5)[-1], Known(1, 0))
-    assert sent.missing(ids(7), 2) == Missing(3, ids(3)[-1], Known(0, 2))
+    assert sent.missing(ids(7), 2) == [Missing(3, 5, Known(0, 2)), Missing(5, 7, Known(0, 3))]
 
 
 def test_branches_of_a_conversation_share_what_they_have_in_common() -> None:
     sent = Sent(10, HOUR)
-    sent.remember(ids(3)[-1], Known(0, 1))
-    for name in "ab":
-        assert sent.missing([*ids(3), *ids(2, name)], 1) == Missing(3, ids(3)[-1], Known(0, 2))
+    sent.remember(ids(3)[-1], Known(0, 0))
+    missing = sent.missing([*ids(3), *ids(2, "a")], 1)
+    assert missing == [Missing(0, 3, Known(1, 1)), Missing(3, 5, Known(1, 2))]
+    sent.remember(ids(3)[-1], missing[0].known)
+    assert sent.missing([*ids(3), *ids(2, "b")], 2) == [Missing(3, 5, Known(1, 2))]
 
 
 def test_the_age_of_the_oldest_part_counts() -> None:
@@ -154,10 +163,11 @@ def test_the_age_of_the_oldest_part_counts() -> None:
 
 def test_a_conversation_of_too_many_parts_is_stored_anew_as_one() -> None:
     sent = Sent(10, HOUR)
-    sent.remember(ids(3)[-1], Known(0, PARTS_MAX - 1))
-    sent.remember(ids(5)[-1], Known(0, PARTS_MAX))
-    assert sent.missing(ids(5), 1) == Missing(5, ids(5)[-1], Known(0, PARTS_MAX))
-    assert sent.missing(ids(7), 1) == Missing(0, NONE, Known(1, 1))
+    sent.remember(ids(3)[-1], Known(0, PARTS_MAX - 2))
+    assert sent.missing(ids(5), 1) == [Missing(3, 5, Known(0, PARTS_MAX - 1))]
+    sent.remember(ids(5)[-1], Known(0, PARTS_MAX - 1))
+    assert sent.missing(ids(5), 1) == []
+    assert sent.missing(ids(7), 1) == [Missing(0, 7, Known(1, 1))]
 
 
 def test_of_what_is_lost_the_older_is_lost_too() -> None:
