@@ -56,7 +56,7 @@ async def _all(bus: Bus, stream: str, subject: str) -> AsyncIterator[Record]:
 def _submitted(record: Record) -> Happening:
     body = _decoded(record.data, dict)
     messages = body.get("messages")
-    said = f"{len(messages)} message(s)" if isinstance(messages, list) else "a prompt"
+    said = f"{len(messages)} message(s)" if isinstance(messages, list) else "a stored conversation" if body.get("history") else "a prompt"
     timeout = f", within {body['timeout_ms']} ms" if body.get("timeout_ms") else ""
     return _happening(record, "submitted", "client", f"{said} for {body.get('model', '?')}{timeout}")
 

@@ -324,6 +324,12 @@ def test_an_event_is_told_with_its_author_and_reason() -> None:
     assert _event(record(ENCODER.encode(settled))).who == "workflow"
 
 
+def test_a_submission_is_told_by_what_it_carries() -> None:
+    bodies = ({"messages": [{}, {}]}, {"history": "5f1c"}, {"prompt": "x"})
+    told = [_submitted(record(ENCODER.encode({"model": "m", **body}))).why for body in bodies]
+    assert told == ["2 message(s) for m", "a stored conversation for m", "a prompt for m"]
+
+
 @pytest.mark.parametrize("data", [b"\xff", b"[1]", b'{"type":"step.unheard"}', b'{"type":"step.settled"}', b""])
 def test_what_is_not_in_our_words_is_shown_all_the_same(data: bytes) -> None:
     assert _event(record(data)).who == "?"
