@@ -79,13 +79,19 @@ class Detokenizer:
 
     def _settle(self, tokens: list[int], text: str) -> None:
         self._held = []
-        if text and not self._by_byte:
+        if not self._by_byte and (text or not self._context_text):
             self._remember(tokens)
 
     def _remember(self, tokens: list[int]) -> None:
-        """Keep the end of `tokens` as context, if it can be decoded by itself; else the older context still serves."""
+        """Keep the end of `tokens` as context, if it can be decoded by itself; else the older context still serves. Before there is any text,
+        what gave none counts, too: a first blank is left out, a second one is not."""
         for context in (tokens[-_CONTEXT_TOKENS:], tokens):
             text = self._tokenizer.decode(context, skip_special_tokens=True)
             if text and INCOMPLETE not in text:
                 self._context, self._context_text = context, text
                 return
+        if not self._context_text:
+            context = [*self._context, *tokens][-_CONTEXT_TOKENS:]
+            text = self._tokenizer.decode(context, skip_special_tokens=True)
+            if INCOMPLETE not in text:
+                self._context, self._context_text = context, text

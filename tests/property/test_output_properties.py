@@ -97,6 +97,8 @@ def in_attempts(
 
 
 @given(name=NAMES, text=TEXTS, stop=STOPS, sizes=CUTS, cuts=st.lists(st.booleans(), min_size=1, max_size=8), limit=st.integers(1, 60))
+@example(name="byte-fallback BPE", text="  ", stop=[], sizes=[1], cuts=[False], limit=2)
+@example(name="byte-fallback BPE", text="    the", stop=[], sizes=[1, 1, 2], cuts=[True], limit=60)
 def test_chunks_and_attempts_do_not_show(name: str, text: str, stop: list[str], sizes: list[int], cuts: list[bool], limit: int) -> None:
     tokenizer = TOKENIZERS[name]
     tokens = tokenizer.encode(text).ids
@@ -141,6 +143,7 @@ def test_the_whole_text_is_that_of_a_full_decode(name: str, draws: list[int]) ->
 
 @given(name=NAMES, prompt=st.sampled_from(["the bow", "a", "the line "]), text=TEXTS.filter(lambda text: "�" not in text))
 @example(name="byte-fallback BPE", prompt="the bow", text=" lifts")
+@example(name="byte-fallback BPE", prompt=" ", text="  the")
 def test_an_output_goes_on_where_its_prompt_ended(name: str, prompt: str, text: str) -> None:
     tokenizer = TOKENIZERS[name]
     before, tokens = tokenizer.encode(prompt).ids, tokenizer.encode(prompt + text).ids
