@@ -83,8 +83,8 @@ class Detokenizer:
             self._remember(tokens)
 
     def _remember(self, tokens: list[int]) -> None:
-        """Keep the end of `tokens` as context, if it can be decoded by itself; else the older context still serves. Before there is any text,
-        what gave none counts, too: a first blank is left out, a second one is not."""
+        """Keep the end of `tokens` as context, if it can be decoded by itself; else the older context still serves. Before there is any
+        text, what gave none counts, too: a first blank is left out, a second one is not."""
         for context in (tokens[-_CONTEXT_TOKENS:], tokens):
             text = self._tokenizer.decode(context, skip_special_tokens=True)
             if text and INCOMPLETE not in text:
