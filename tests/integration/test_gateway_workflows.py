@@ -135,18 +135,18 @@ async def test_a_step_that_failed_after_the_record_was_read_is_tried_anew(nats_u
     async with gateway(nats_url, "workflow_run_ms=0") as place:
         headers = step_of()
         workflow = WorkflowId(headers["X-Legato-Workflow"])
-        failing = asyncio.create_task(ask(place, headers, "one-word"))
+        failing = asyncio.create_task(ask(place, headers, "silent"))
         step = await place.submitted()
         known = [WorkflowStep(step=step, status=StepState.RUNNING)]  # Postgres lags behind
         key = place.fleet.submissions[step].key
         place.fleet.records[workflow] = WorkflowRecord(workflow=workflow, state=WorkflowState.OPEN, key=key, step_count=1, steps=known)
-        await place.fleet.end(step, Status.FAILED, Problem(reason=Reason.ENGINE_REJECTED, message="broken"), offset=1)
+        await place.fleet.end(step, Status.FAILED, Problem(reason=Reason.ENGINE_REJECTED, message="broken"))
         with pytest.raises(openai.InternalServerError, match="broken"):
             await failing
-        again = asyncio.create_task(ask(place, headers, "one-word"))
+        again = asyncio.create_task(ask(place, headers, "silent"))
         other = await place.submitted()
         assert other != step
-        await place.fleet.end(other, Status.SUCCEEDED, offset=1)
+        await place.fleet.end(other, Status.SUCCEEDED)
         assert (await again).id == f"chatcmpl-{other}"
 
 
@@ -340,14 +340,14 @@ async def test_a_workflow_and_its_steps_can_be_read_before_they_are_recorded(pla
 async def test_cancelling_a_workflow_cancels_the_steps_that_run(place: Place) -> None:
     headers = step_of()
     workflow = WorkflowId(headers["X-Legato-Workflow"])
-    waiting = asyncio.create_task(ask(place, headers, "one-word"))
+    waiting = asyncio.create_task(ask(place, headers, "silent"))
     step = await place.submitted()
     running = [WorkflowStep(step=step, status=StepState.RUNNING), WorkflowStep(step=StepId("done"), status=StepState.SUCCEEDED)]
     place.fleet.records[workflow] = WorkflowRecord(workflow=workflow, state=WorkflowState.OPEN, steps=running, step_count=2)
     assert await api(place, f"/{workflow}/cancel", {"why": "enough"}, "POST") == (200, {"cancelled": 1})
     cancelled = await place.cancelled()
     assert (cancelled.step, cancelled.why) == (step, "enough")
-    await place.fleet.end(step, Status.CANCELLED, offset=1)
+    await place.fleet.end(step, Status.CANCELLED)
     with pytest.raises(openai.APIStatusError) as caught:
         await waiting
     assert caught.value.status_code == 499
