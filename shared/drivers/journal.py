@@ -15,9 +15,12 @@ from shared.contracts.streams import JOURNAL, SNAPSHOTS_BUCKET, SNAPSHOTS_KEPT
 from shared.core.errors import LegatoError
 from shared.core.machine import ENCODER, ConfigT, Machine, StateT
 from shared.runtime.bus import Bus
+from shared.runtime.cursor import Record
 from shared.runtime.publisher import Ack
 
 log = logging.getLogger(__name__)
+
+_RECORD: msgspec.json.Decoder[JournalOpened | JournalBatch] = msgspec.json.Decoder(JournalOpened | JournalBatch)
 
 ENTRIES_PER_BATCH = 256
 BATCH_BYTES_MAX = 4 * 2**20  # less where nats-server takes less in one message
@@ -89,10 +92,14 @@ class Reader(Generic[StateT, ConfigT]):
         return [self._outputs.decode(raw) for raw in entry.outputs]
 
     async def records(self, after: int = 0) -> AsyncIterator[tuple[int, JournalOpened | JournalBatch]]:
-        """(stream sequence, message), from behind stream sequence `after` to what is there now."""
-        decoder: msgspec.json.Decoder[JournalOpened | JournalBatch] = msgspec.json.Decoder(JournalOpened | JournalBatch)
+        """(stream sequence, message), from behind stream sequence `after` to what is there now. What is none is passed over: no service
+        wrote it, and it must not keep one from working."""
         async for record in self._bus.history(JOURNAL.name, subjects.journal(self.machine.name, self.partition), after):
-            yield record.seq, decoder.decode(record.data)
+            message = read_record(record)
+            if message is None:
+                log.error("passed over in the journal: it is no entry of it", extra={**self._named, "seq": record.seq})
+                message = JournalBatch(service=self.machine.name, partition=self.partition, epoch=0, entries=[])
+            yield record.seq, message
 
     async def snapshot(self, before: int | None = None) -> Snapshot | None:
         """The newest snapshot (taken at or before input `before`), or None."""
@@ -142,6 +149,14 @@ class Reader(Generic[StateT, ConfigT]):
         self.machine.apply(state, self.input(entry), entry.now_ns)
         for output in self.outputs(entry):
             self.machine.apply(state, output, entry.now_ns)
+
+
+def read_record(record: Record) -> JournalOpened | JournalBatch | None:
+    """What a journal's message says; None: somebody else has published it there."""
+    try:
+        return _RECORD.decode(record.data)
+    except (msgspec.DecodeError, RecursionError):
+        return None
 
 
 def output_decoder() -> "msgspec.json.Decoder[Any]":

@@ -17,14 +17,12 @@ from shared.contracts import subjects
 from shared.contracts.journal import Entry, JournalBatch, JournalOpened
 from shared.contracts.streams import JOURNAL, SNAPSHOTS_BUCKET
 from shared.core.machine import ConfigT, Machine, StateT
-from shared.drivers.journal import Reader, Snapshot
+from shared.drivers.journal import Reader, Snapshot, read_record
 from shared.drivers.refold import Difference, Refold, ReplayError, differences, overridden
 from shared.runtime.bus import Bus
 from shared.runtime.cursor import Record
 
 DIFFERENCES_MAX = 10  # shown; all are counted
-
-_RECORD: msgspec.json.Decoder[JournalOpened | JournalBatch] = msgspec.json.Decoder(JournalOpened | JournalBatch)
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -172,14 +170,18 @@ class Replay(Generic[StateT, ConfigT]):
 
     async def _oldest(self) -> int:
         """The first entry that the log still has."""
-        record = _RECORD.decode((await self._record_after(0)).data)
+        record = _message(await self._record_after(0))
         return record.after + 1 if isinstance(record, JournalOpened) else record.entries[0].number
 
     async def _record_after(self, seq: int) -> Record:
-        record = await self._bus.next_after(JOURNAL.name, self._subject, seq)
-        if record is None:
-            raise ReplayError(f"there is no journal of {self._name}: has that service run with partition {self._partition!r}?")
-        return record
+        """The first behind `seq` that a service has written."""
+        while True:
+            record = await self._bus.next_after(JOURNAL.name, self._subject, seq)
+            if record is None:
+                raise ReplayError(f"there is no journal of {self._name}: has that service run with partition {self._partition!r}?")
+            if read_record(record) is not None:
+                return record
+            seq = record.seq
 
     async def _snapshots(self) -> list[int]:
         prefix = f"{self._name}."
@@ -195,9 +197,11 @@ class Replay(Generic[StateT, ConfigT]):
             if isinstance(record, JournalOpened):
                 self._decode_config(record)
                 continue
-            if self._config is None:
+            if self._config is None and record.entries:
                 await self._find_config(seq, record.epoch)
             for entry in record.entries:
+                if entry.number <= start.number:  # a snapshot may be ahead of the batch that was the last one when it was taken
+                    continue
                 if last is not None and entry.number > last:
                     return
                 if entry.number != number + 1:
@@ -210,7 +214,9 @@ class Replay(Generic[StateT, ConfigT]):
         record = await self._bus.last(JOURNAL.name, self._subject)
         if record is None:
             return 0
-        last = _RECORD.decode(record.data)
+        last = read_record(record)
+        if last is None:
+            return 0
         return last.after if isinstance(last, JournalOpened) else last.entries[-1].number
 
     # --- the configuration in force ------------------------------------------------------------------------------------------
@@ -219,13 +225,13 @@ class Replay(Generic[StateT, ConfigT]):
         """Take the configuration of the process that wrote the batch at `seq`: its JournalOpened is the first record of that epoch."""
 
         def reached(record: Record) -> bool:
-            return _RECORD.decode(record.data).epoch >= epoch
+            return _message(record).epoch >= epoch
 
         self._take_config(await first_where(self._record_after, seq, reached))
 
     def _take_config(self, record: Record) -> ConfigT:
         """The recorded configuration, which from here on is in force."""
-        opened = _RECORD.decode(record.data)
+        opened = _message(record)
         if isinstance(opened, JournalOpened):
             return self._decode_config(opened)
         self._notes.append(f"the configuration of epoch {opened.epoch} is no longer in the log: the default one is taken")
@@ -240,6 +246,14 @@ class Replay(Generic[StateT, ConfigT]):
     def _use(self, recorded: ConfigT) -> ConfigT:
         self._config = overridden(recorded, self._settings) if self._settings else recorded
         return recorded
+
+
+def _message(record: Record) -> JournalOpened | JournalBatch:
+    """Of one that `_record_after` gave."""
+    message = read_record(record)
+    if message is None:
+        raise AssertionError(f"journal record {record.seq} was readable before")
+    return message
 
 
 async def first_where(record_after: Callable[[int], Awaitable[Record]], seq: int, holds: Callable[[Record], bool]) -> Record:

@@ -194,6 +194,39 @@ async def test_a_part_starts_from_the_snapshot_before_it_under_the_configuration
     assert (middle.snapshot, middle.inputs, middle.differing) == (0, 201, 0)
 
 
+async def test_a_snapshot_that_is_ahead_of_the_batch_that_it_names_is_followed_on(bus: Bus, partition: str) -> None:
+    """As the live driver takes it: the state has inputs whose batch is still under way."""
+    state, behind = Sum(), Sum()
+    writer = await write(bus, partition, 2, range(1, 101), state)
+    seq = writer.seq
+    await write(bus, partition, 3, range(101, 151), state)
+    await writer.save(Snapshot(number=150, journal_seq=seq, positions={}, state=msgspec.Raw(ENCODER.encode(state))))
+    behind.total = state.total
+    await write(bus, partition, 4, range(151, 201), state)
+    report = await Replay(bus, MACHINE, partition).verify(first=180)
+    assert (report.snapshot, report.first, report.last, report.differing) == (150, 180, 200, 0)
+    moment = await Replay(bus, MACHINE, partition).at(151)
+    assert msgspec.json.decode(moment.state) == {"total": behind.total}
+
+
+@pytest.mark.parametrize("garbage", [b"hello", b"", b"\xff", b'{"type": "tick"}', b"[" * 50_000], ids=range(5))
+async def test_what_somebody_else_published_on_the_journal_is_passed_over(bus: Bus, partition: str, garbage: bytes) -> None:
+    async def publish_garbage() -> None:
+        await (await bus.store(subjects.journal("adder", partition), garbage))
+
+    await publish_garbage()
+    async with driven(bus, partition, Threshold()):
+        await send(bus, partition, ["a", "bb"])
+    await publish_garbage()
+    async with driven(bus, partition, Threshold()):
+        await send(bus, partition, ["ccc"])
+    await publish_garbage()
+    report = await Replay(bus, MACHINE, partition).verify()
+    assert (report.inputs, report.outputs, report.differing, report.missing) == (3, 2, 0, 0)
+    moment = await Replay(bus, MACHINE, partition).at(3)
+    assert msgspec.json.decode(moment.state) == {"total": 3}
+
+
 async def trimmed(bus: Bus, partition: str, records: int) -> None:
     """A journal of epochs 2 and 3 with a snapshot between them, at entry 300; epoch 2 and the first `records` of epoch 3 are gone."""
     state = Sum()
