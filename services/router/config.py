@@ -13,7 +13,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     aliases: dict[str, str] = {}  # the service fills in those of [models]
     breaker: BreakerConfig = BreakerConfig()
-    patience_ms: Annotated[int, Meta(ge=0)] = 2_000  # how long a step waits for a worker to appear before it is closed
+    patience_ms: Annotated[int, Meta(ge=0)] = 30_000  # how long a step waits for a worker to appear before it is closed
     waiting_max: Annotated[int, Meta(ge=0)] = 10_000  # steps that wait so; more are closed at once
     worker_silent_ms: Annotated[int, Meta(ge=1)] = 60_000  # workers register every 10 s; one silent for longer does not count
     report_fresh_ms: Annotated[int, Meta(ge=1)] = 5_000  # older queue reports tell nothing

@@ -4,7 +4,7 @@ Rules:
 1. An alias stands for one served model.
 2. Of the cells that may take the step (policies/open_cells.py), the one where it would start soonest (policies/shortest_wait.py).
 3. Where no worker serves the model, the step waits `patience_ms` for one to appear (a worker that restarts, or one that this router has not
-   heard of yet), then it is closed: NO_CAPACITY. At most `waiting_max` wait.
+   heard of yet), but not beyond its deadline; then it is closed: NO_CAPACITY. At most `waiting_max` wait.
 4. Where all circuits are open, it is closed at once: CIRCUIT_OPEN. Waiting steps would only strike all together when one closes.
 
 Invariants: every admitted step is answered by one StepRouted, or by one StepClosed and one Output with the same problem. A step is routed
@@ -36,10 +36,12 @@ def decide(state: State, event: Message, now_ns: int, config: RouterConfig) -> l
         looked[event.step] = state.waiting[event.step]
     elif isinstance(event, WorkerRegistered):
         looked = {step: entry for step, entry in state.waiting.items() if _model(entry, config) == event.card.name}
+    late = 0 < state.deadline_ns <= now_ns
     for step, entry in state.waiting.items():
-        if now_ns - entry.since_ns < config.patience_ms * MS:
+        if _is_over(entry, now_ns, config):
+            looked[step] = entry
+        elif not late:
             break
-        looked[step] = entry
     return [message for entry in looked.values() for message in _place(state, entry, now_ns, config)]
 
 
@@ -49,7 +51,12 @@ def wake_ns(state: State, config: RouterConfig) -> int | None:
     if not state.waiting:
         return swept_ns
     impatient_ns = next(iter(state.waiting.values())).since_ns + config.patience_ms * MS
-    return impatient_ns if swept_ns is None else min(swept_ns, impatient_ns)
+    return min(time for time in (impatient_ns, swept_ns, state.deadline_ns) if time)
+
+
+def _is_over(entry: Waiting, now_ns: int, config: RouterConfig) -> bool:
+    """Whether the step waits no longer."""
+    return now_ns - entry.since_ns >= config.patience_ms * MS or 0 < entry.admitted.job.deadline_ns <= now_ns
 
 
 def _model(entry: Waiting, config: RouterConfig) -> ModelName:
@@ -62,7 +69,7 @@ def _place(state: State, entry: Waiting, now_ns: int, config: RouterConfig) -> l
     choice = open_cells(state, model, now_ns, config)
     if choice.problem is None:
         return [_route(entry.admitted, model, choose(state, model, choice.cells, now_ns, config))]
-    patient = now_ns - entry.since_ns < config.patience_ms * MS and len(state.waiting) <= config.waiting_max
+    patient = not _is_over(entry, now_ns, config) and len(state.waiting) <= config.waiting_max
     if choice.problem.reason is Reason.NO_CAPACITY and patient:
         return []
     return _close(entry.admitted, choice.problem)

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from shared.contracts.envelope import Message
+from shared.contracts.envelope import Message, Tick
 from shared.contracts.fleet import QueueReported
 from shared.contracts.ids import CellId, ModelName, StepId, WorkerId
 from shared.contracts.outcomes import Reason, Status
@@ -38,6 +38,7 @@ class State(msgspec.Struct, kw_only=True):
     fleet: Catalogue = msgspec.field(default_factory=Catalogue)
     routes: dict[ModelName, dict[CellId, Route]] = {}
     waiting: dict[StepId, Waiting] = {}  # oldest first
+    deadline_ns: int = 0  # the first of those that wait, or one that has passed; 0: none
     swept_ns: int = 0
 
 
@@ -53,6 +54,11 @@ def apply(state: State, event: Message, now_ns: int) -> None:
     match event:
         case StepAdmitted():
             state.waiting.setdefault(event.step, Waiting(event, now_ns))
+            if event.job.deadline_ns:
+                state.deadline_ns = min(event.job.deadline_ns, state.deadline_ns or event.job.deadline_ns)
+        case Tick():
+            deadlines = (entry.admitted.job.deadline_ns for entry in state.waiting.values())
+            state.deadline_ns = min((deadline_ns for deadline_ns in deadlines if deadline_ns), default=0)
         case StepRouted():
             state.waiting.pop(event.step, None)
             kept = _kept(state, event.job.model, event.cell)

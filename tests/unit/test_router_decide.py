@@ -60,9 +60,9 @@ class Desk:
         )
         self.take(report)
 
-    def admit(self, model: str = "small") -> list[Message]:
+    def admit(self, model: str = "small", deadline_ns: int = 0) -> list[Message]:
         self._count += 1
-        job = Job(model=ModelName(model), prompt_tokens=1, max_tokens=1)
+        job = Job(model=ModelName(model), prompt_tokens=1, max_tokens=1, deadline_ns=deadline_ns)
         return self.take(
             StepAdmitted(step=StepId(f"s{self._count}"), workflow=WorkflowId("w"), tenant=TenantId("t"), trace="00-a-b-01", job=job)
         )
@@ -182,8 +182,25 @@ def test_a_step_that_waited_too_long_is_closed_with_the_time_to_retry() -> None:
     assert desk.state.waiting == {}
 
 
+def test_no_step_waits_beyond_its_deadline() -> None:
+    desk = Desk(patience_ms=30_000)
+    desk.worker("a", state=WorkerState.DOWN)
+    assert desk.admit(deadline_ns=NOW + 9 * SECOND) == []
+    assert desk.admit(deadline_ns=NOW + 4 * SECOND) == []
+    assert desk.admit() == []
+    assert wake_ns(desk.state, desk.config) == NOW + 4 * SECOND
+    desk.now += 4 * SECOND
+    assert closed(desk.take(Tick())).reason is Reason.NO_CAPACITY
+    assert list(desk.state.waiting) == ["s1", "s3"]
+    desk.take(Tick())
+    assert wake_ns(desk.state, desk.config) == NOW + 5 * SECOND == desk.state.swept_ns + SWEEP_NS
+    desk.now += 5 * SECOND
+    desk.take(Tick())
+    assert list(desk.state.waiting) == ["s3"]
+
+
 def test_patience_ends_also_when_no_tick_comes_between_other_inputs() -> None:
-    desk = Desk()
+    desk = Desk(patience_ms=2_000)
     desk.admit()
     desk.now += 2 * SECOND
     desk.worker("x", model="large")
