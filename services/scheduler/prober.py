@@ -26,7 +26,7 @@ from shared.runtime.nats_client import read_headers
 
 log = logging.getLogger(__name__)
 
-ROUND_S = 0.1  # between two questions to a worker that is there
+ROUND_S = 0.05  # between two questions to a worker that is there
 ANSWER_S = 0.03  # for nats-server to say that it is not; what it says later counts for the next question
 PER_S_MAX = 500  # questions; more workers are asked less often
 RECONNECTED_S = 5.0  # in which nothing is concluded
