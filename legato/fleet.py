@@ -130,7 +130,7 @@ class Fleet:
             await self._supervisor.add("postgres", postgres)
             self._dsn = postgres.dsn
         self.running.nats, self.running.postgres = self._bus_config.url, self._dsn
-        self.running.save(self.data)
+        self._save()
 
     async def _add(self, each: Launch) -> None:
         env = {**os.environ, "LEGATO_BUS_URL": self._bus_config.url, "PYTHONUNBUFFERED": "1"}
@@ -150,7 +150,7 @@ class Fleet:
                 raise FleetError(self._failure.result())
             if not missing:
                 self.running.http = next((str(each.details["address"]) for each in up.values() if each.service == "gateway"), "")
-                self.running.save(self.data)
+                self._save()
                 return
             if time.monotonic() > told:
                 told = deadline
@@ -223,12 +223,19 @@ class Fleet:
         elif event.kind in (ProcessEventKind.STOPPED, ProcessEventKind.ENDED):
             self.running.processes.pop(event.name, None)
         if self.running.nats:
-            self.running.save(self.data)
+            self._save()
         line = f"{event.name} {event.kind}{_detail(event)}"
         if event.kind is ProcessEventKind.ENDED and not self._started and not self._failure.done():
             self._failure.set_result(line)
         if self._started and event.name not in self._leaving:
             self.tell(line)
+
+    def _save(self) -> None:
+        """Tell other commands, if the disk takes it: without that the fleet runs all the same, and the next event tries again."""
+        try:
+            self.running.save(self.data)
+        except OSError as error:
+            self.tell(f"cannot write {self.data / FILE}, other commands read what it said before: {error.strerror or error}")
 
 
 def _check_ports(ports: Sequence[int]) -> None:

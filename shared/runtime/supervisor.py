@@ -74,7 +74,8 @@ class _Entry:
 
 
 class Supervisor:
-    """Processes by name. `notify` is called, in the event loop, with each event; it must not block.
+    """Processes by name. `notify` is called, in the event loop, with each event; it must not block. What it raises is logged: the watching
+    goes on.
 
     Use as a context manager, so that nothing stays behind, whatever happens:
 
@@ -164,7 +165,7 @@ class Supervisor:
             await asyncio.sleep(wait_s)
             try:
                 await entry.process.start()
-            except LegatoError as error:
+            except (LegatoError, OSError) as error:  # the second: what a start writes first finds no room on the disk, for instance
                 failures += 1
                 self._tell(name, entry, ProcessEventKind.START_FAILED, str(error))
                 await entry.process.stop(0)
@@ -173,7 +174,11 @@ class Supervisor:
                 return failures
 
     def _tell(self, name: str, entry: _Entry, kind: ProcessEventKind, detail: str = "") -> None:
-        self._notify(ProcessEvent(name=name, kind=kind, pid=entry.process.pid, detail=detail))
+        event = ProcessEvent(name=name, kind=kind, pid=entry.process.pid, detail=detail)
+        try:
+            self._notify(event)
+        except Exception:  # whoever is told may fail, with a full disk or a closed terminal; the process must not go unwatched for it
+            _log.exception("told to nobody: %s", event)
 
 
 def _report(task: asyncio.Task[None]) -> None:

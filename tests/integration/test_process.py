@@ -1,4 +1,5 @@
 import asyncio
+import errno
 import os
 import signal
 import sys
@@ -198,6 +199,42 @@ async def test_a_restart_that_fails_is_told_and_tried_again(supervisor: Supervis
     os.kill(supervisor["worker"].pid, signal.SIGKILL)
     await events.until("worker", ProcessEventKind.START_FAILED)
     (tmp_path / "away").rename(program)
+    await events.until("worker", ProcessEventKind.STARTED, times=2)
+
+
+async def test_a_listener_that_fails_does_not_end_the_watching(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    events = Events()
+
+    def tell(event: ProcessEvent) -> None:
+        events(event)
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    async with Supervisor(tell, RestartPolicy(first_s=0.01)) as supervisor:
+        process = python(SLEEP, tmp_path)
+        await supervisor.add("worker", process)
+        os.kill(process.pid, signal.SIGKILL)
+        await events.until("worker", ProcessEventKind.STARTED, times=2)
+        os.kill(process.pid, signal.SIGKILL)
+        await events.until("worker", ProcessEventKind.STARTED, times=3)
+    assert events.seen[-1] == ("worker", ProcessEventKind.STOPPED)
+    assert any("told to nobody" in record.message and record.exc_info for record in caplog.records)
+
+
+async def test_a_restart_that_finds_no_room_to_write_is_tried_again(supervisor: Supervisor, events: Events, tmp_path: Path) -> None:
+    class Cramped(ManagedProcess):
+        """Writes a file before it starts, as servers do."""
+
+        async def start(self) -> None:
+            (tmp_path / "server.conf").write_text("port: 1")
+            await super().start()
+
+    process = Cramped(ProcessSpec(name="worker", argv=[sys.executable, "-c", SLEEP]))
+    await supervisor.add("worker", process)
+    (tmp_path / "server.conf").unlink()
+    (tmp_path / "server.conf").mkdir()
+    os.kill(process.pid, signal.SIGKILL)
+    await events.until("worker", ProcessEventKind.START_FAILED)
+    (tmp_path / "server.conf").rmdir()
     await events.until("worker", ProcessEventKind.STARTED, times=2)
 
 

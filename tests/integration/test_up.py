@@ -193,6 +193,23 @@ async def test_a_killed_service_comes_back_and_goes_on(up: Up) -> None:
     await up.until("scheduler-0 started")
 
 
+async def test_a_place_that_cannot_be_written_ends_no_supervision_and_is_tried_again(up: Up) -> None:
+    obstacle = up.data / f"{FILE}.new"
+    obstacle.mkdir()  # as a full disk does it, or a file system that has become read-only
+    try:
+        before = up.running.processes["router-0"]
+        os.kill(before, signal.SIGKILL)
+        assert FILE in await up.until("cannot write")
+        restarted = await up.until("router-0", "started as process")
+        assert up.running.processes["router-0"] == before
+    finally:
+        obstacle.rmdir()
+    again = int(restarted.rsplit(maxsplit=1)[1])
+    os.kill(again, signal.SIGKILL)
+    started = await up.until("router-0", "started as process")
+    assert up.running.processes["router-0"] == int(started.rsplit(maxsplit=1)[1]) != again
+
+
 async def test_workers_come_and_go_as_the_fleet_is_told(up: Up) -> None:
     bus = await Bus.connect(BusConfig(url=up.running.nats), "test")
 
