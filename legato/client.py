@@ -19,6 +19,7 @@ from shared.contracts.output import Output
 from shared.contracts.steps import StepRecord, StepState
 from shared.contracts.streams import OUT
 from shared.core.errors import LegatoError
+from shared.core.silence import Silence
 from shared.core.workflows import Terms
 from shared.runtime.bus import Bus, BusConfig
 from shared.runtime.conversations import Reference, Sender
@@ -28,7 +29,8 @@ from shared.runtime.publisher import Ack
 from shared.runtime.workflow_run import ask, cancel, opening
 
 AnswerT = TypeVar("AnswerT", bound=msgspec.Struct)
-SILENCE_MAX_S = 3_700.0  # without any output: longer than any deadline that admission grants by default, so nobody is there
+SILENCE_MAX_S = 3_600.0  # of a step whose own limit is not known here: the longest that admission grants by default
+GRACE_S = 10.0  # of silence, behind a step's own time limit
 
 
 class Client:
@@ -82,7 +84,8 @@ class Client:
         submission = to_submission(request, self.key)
         data = encoded(submission)
         reference = None if whole or self._sender is None else await self._sender.refer(submission, data)
-        step = Step(self.bus, step_id, reference, again=not given)
+        timeout_ms = submission.timeout_ms
+        step = Step(self.bus, step_id, reference, again=not given, timeout_s=None if timeout_ms is None else timeout_ms / 1e3)
         try:
             await step.open(joining="step_id" in request)
             ack = await step.submit(reference.data if reference else data, request.get("trace") or str(new_trace()))
@@ -119,9 +122,9 @@ class Client:
         await step.open(joining=True)
         return step
 
-    async def result(self, step_id: str, timeout_s: float = SILENCE_MAX_S) -> Result:
+    async def result(self, step_id: str, timeout_s: float | None = None) -> Result:
         """The result of a step, whether it still runs or has ended; of one whose output is no longer in the stream, what Postgres has
-        (without logprobs). Raises Refused, Failed, NotEnded."""
+        (without logprobs). Raises Refused, Failed, NotEnded: after `timeout_s`, or after an hour of silence."""
         if await self.bus.last(OUT.name, subjects.out(checked_id(step_id))) is None:
             recorded = Gathering.of_record(await self.record(step_id))
             if recorded is not None:
@@ -156,8 +159,11 @@ class Step:
     """A submitted step. Its output is read once: `async for`, `text()` and `result()` each go on where the last one stopped,
     and `result()` gives the whole."""
 
-    def __init__(self, bus: Bus, step_id: StepId, reference: Reference | None = None, *, again: bool = False) -> None:
-        """`again`: it may be submitted a second time, under another id, when the conversation that it refers to is lost."""
+    def __init__(
+        self, bus: Bus, step_id: StepId, reference: Reference | None = None, *, again: bool = False, timeout_s: float | None = None
+    ) -> None:
+        """`again`: it may be submitted a second time, under another id, when the conversation that it refers to is lost. `timeout_s`: its
+        own time limit, where it is known."""
         self.id = step_id
         self._bus = bus
         self._reader = OutputReader(bus, step_id)
@@ -165,6 +171,8 @@ class Step:
         self._reference = reference
         self._again = again
         self._trace = ""
+        self._timeout_s = timeout_s
+        self._silence = self._limits()
 
     @property
     def ended(self) -> bool:
@@ -178,6 +186,7 @@ class Step:
     async def submit(self, data: bytes, trace: str) -> Ack:
         """Hand it in, once it is open. Raises StoreError."""
         self._trace = trace
+        self._silence = self._limits()
         return await (await self._bus.store(subjects.submit(self.id), data, msg_id=f"{self.id}.submit", trace=trace))
 
     async def close(self) -> None:
@@ -187,19 +196,29 @@ class Step:
         await self._reader.close()
 
     async def __aiter__(self) -> AsyncIterator[Output]:
-        """Outputs in order, without gap or repeat; the last one has `end`. Raises NotEnded after SILENCE_MAX_S without any."""
+        """Outputs in order, without gap or repeat; the last one has `end`. Raises NotEnded when nothing is heard and the step's own time
+        limit is over by GRACE_S; where that is not known, after SILENCE_MAX_S + GRACE_S without any."""
+        clock = asyncio.get_running_loop().time
         while not self.ended:
+            asked_s = clock()
+            self._silence.heard(asked_s)  # whoever reads slowly has not listened meanwhile
             try:
-                async with asyncio.timeout(SILENCE_MAX_S):
+                async with asyncio.timeout(self._silence.left_s(asked_s)):
                     output = await anext(self._reader)
             except TimeoutError as error:
-                raise NotEnded(f"nothing was heard of step {self.id} for {SILENCE_MAX_S:.0f} s: is a fleet running?") from error
+                raise NotEnded(
+                    f"nothing was heard of step {self.id} for {clock() - asked_s:.0f} s, and its time is over: `legato status` shows what "
+                    f"is missing; ask later what became of it (`legato timeline {self.id}`)"
+                ) from error
             if await self._lost(output):
                 continue
             self._gathering.add(output)
             if output.end is not None:
                 await self.close()
             yield output
+
+    def _limits(self) -> Silence:
+        return Silence(asyncio.get_running_loop().time(), self._timeout_s, grace_s=GRACE_S, unnamed_s=SILENCE_MAX_S + GRACE_S)
 
     async def _lost(self, output: Output) -> bool:
         """Whether the fleet does not know the conversation that this step refers to, and has been given all of it, as another step."""
@@ -226,8 +245,9 @@ class Step:
                 yield output.text
         self._gathering.raise_for_status()
 
-    async def result(self, timeout_s: float = SILENCE_MAX_S) -> Result:
-        """All of it, once it has ended: succeeded or cancelled. Raises Refused, Failed, NotEnded."""
+    async def result(self, timeout_s: float | None = None) -> Result:
+        """All of it, once it has ended: succeeded or cancelled. `timeout_s`: how long to wait; None: as iterating does. Raises Refused,
+        Failed, NotEnded."""
         try:
             async with asyncio.timeout(timeout_s):
                 async for _ in self:

@@ -57,9 +57,9 @@ def table(*columns: str, right: tuple[str, ...] = ()) -> Rows:
 
 
 @contextmanager
-def saying_when_slow(text: str) -> Iterator[None]:
-    """Say what is waited for, within an event loop, once it has taken SLOW_S."""
-    timer = asyncio.get_running_loop().call_later(SLOW_S, say, text)
+def saying_when_slow(text: str, after_s: float | None = None) -> Iterator[None]:
+    """Say what is waited for, within an event loop, once it has taken so long (None: SLOW_S)."""
+    timer = asyncio.get_running_loop().call_later(SLOW_S if after_s is None else after_s, say, text)
     try:
         yield
     finally:

@@ -4,7 +4,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Annotated, Any
 
 import msgspec
@@ -14,13 +14,16 @@ import typer
 from legato.addresses import DATA
 from legato.client import Client, Step
 from legato.commands.options import Data, Json, Nats, connected_client, finish
-from legato.console import print_json, say
+from legato.console import print_json, say, saying_when_slow
 from legato.outcome import Result, StepError
 from legato.request import StepRequest
 from legato.served import Served
+from shared.contracts.output import Output
 from shared.core.errors import LegatoError
 
 TIMEOUT_MAX_S = 86_400  # as Submission has it
+UNANSWERED_S = 3.0  # until it is told
+UNANSWERED = "nobody has answered yet; `legato status` shows what is missing, or how much waits"
 CANCEL_S = 2.0  # nobody who presses Ctrl-C waits longer
 
 
@@ -175,19 +178,26 @@ class _Printer:
         return {**msgspec.to_builtins(error.result), **msgspec.to_builtins(self._timings), "problem": msgspec.to_builtins(error.problem)}
 
     async def follow(self, step: Step, began: float) -> None:
-        async for output in step:
-            if output.tokens and not self._timings.first_token_ms:
-                self._timings.first_token_ms = (time.monotonic() - began) * 1e3
-            if self._stream and self._json:
-                print_json(output)
-                self._told = output.end is not None
-            elif self._stream:
-                print(output.text, end="", flush=True)
+        with ExitStack() as unanswered:
+            if not self._json:
+                unanswered.enter_context(saying_when_slow(UNANSWERED, UNANSWERED_S))
+            async for output in step:
+                unanswered.close()
+                self._show(output, began)
         self._timings.total_ms = (time.monotonic() - began) * 1e3
         if self._stream and not self._json and step.so_far.text:
             print()
         result = await step.result()
         self._finish(result)
+
+    def _show(self, output: Output, began: float) -> None:
+        if output.tokens and not self._timings.first_token_ms:
+            self._timings.first_token_ms = (time.monotonic() - began) * 1e3
+        if self._stream and self._json:
+            print_json(output)
+            self._told = output.end is not None
+        elif self._stream:
+            print(output.text, end="", flush=True)
 
     def _finish(self, result: Result) -> None:
         if self._json and not self._stream:

@@ -16,6 +16,7 @@ from shared.contracts.steps import CancelRequested
 from shared.contracts.streams import STEPS
 from shared.core.errors import LegatoError
 from shared.core.machine import ENCODER
+from shared.core.silence import Silence
 from shared.runtime.bus import Bus
 from shared.runtime.clock import now_ns
 from shared.runtime.conversations import Reference, Sender
@@ -51,9 +52,9 @@ class Exchange:
         self._settled = True  # nothing to cancel
         self._shared = False
         self._recorded: Output | None = None
-        self._silent_s = config.idle_timeout_ms / 1e3
+        self._answered = False  # something was heard of it
         self._loop = asyncio.get_running_loop()
-        self._deadline = self._heard = self._loop.time()
+        self._silence = self._limits(None)
 
     def share(self, step: StepId) -> None:
         """Be about this step, which others may have submitted and may read."""
@@ -63,7 +64,7 @@ class Exchange:
 
     async def join(self, asked: Asked) -> Problem | None:
         """Listen to a shared step that was submitted before, from its beginning."""
-        self._set_limits(asked.submission.timeout_ms)
+        self._silence = self._limits(asked.submission.timeout_ms)
         self._settled = False
         try:
             async with asyncio.timeout(self._config.submit_timeout_ms / 1e3):
@@ -81,7 +82,7 @@ class Exchange:
         limit = min(self._bus.client.max_payload, STEPS.max_msg_bytes) - HEADERS_BYTES_MAX
         if len(asked.data) > limit:
             return Problem(reason=Reason.TOO_LARGE, message=f"the request is {len(asked.data)} bytes long, the limit is {limit}")
-        self._set_limits(asked.submission.timeout_ms)
+        self._silence = self._limits(asked.submission.timeout_ms)
         self._settled = False  # from here on it may be stored, whatever happens
         try:
             async with asyncio.timeout(self._config.submit_timeout_ms / 1e3):
@@ -102,11 +103,12 @@ class Exchange:
             async with asyncio.timeout(min(wait_s, self._left_s())):
                 outputs = await self._reader.take()
         except TimeoutError:
-            return [] if self._left_s() > 0 else [self._give_up(Status.EXPIRED, Reason.DEADLINE_PASSED, "the step took too long")]
+            return [] if self._left_s() > 0 else [self._give_up(Status.EXPIRED, Reason.DEADLINE_PASSED, self._late())]
         except LegatoError as error:
             log.warning("output cannot be read", extra={"step": self.step, "error": str(error)})
             return [self._give_up(Status.FAILED, Reason.INTERNAL, "the step's output can no longer be read")]
-        self._heard = self._loop.time()
+        self._silence.heard(self._loop.time())
+        self._answered = True
         if await self._sent_again(outputs[-1].end):
             return await self.outputs(wait_s)
         self.end = outputs[-1].end
@@ -168,18 +170,27 @@ class Exchange:
         log.warning("step not accepted", extra={"step": self.step, "error": str(error) or "no acknowledgement"})
         return Problem(reason=Reason.NO_CAPACITY, message="the fleet cannot be reached; try again")
 
-    def _set_limits(self, timeout_ms: int | None) -> None:
-        """The fleet ends a step at its deadline; these limits only stand behind it. A named timeout is also how long silence may be."""
+    def _limits(self, timeout_ms: int | None) -> Silence:
+        """From now on. The fleet ends a step at its deadline; these limits only stand behind it."""
         config = self._config
-        overall_s = config.overall_timeout_ms / 1e3
-        if timeout_ms is not None:
-            overall_s = self._silent_s = (timeout_ms + config.timeout_grace_ms) / 1e3
-        self._heard = self._loop.time()
-        self._deadline = self._heard + overall_s
+        return Silence(
+            self._loop.time(),
+            None if timeout_ms is None else timeout_ms / 1e3,
+            grace_s=config.timeout_grace_ms / 1e3,
+            unnamed_s=config.idle_timeout_ms / 1e3,
+            overall_s=config.overall_timeout_ms / 1e3,
+        )
 
     def _left_s(self) -> float:
         """Until this step is given up."""
-        return min(self._deadline, self._heard + self._silent_s) - self._loop.time()
+        return self._silence.left_s(self._loop.time())
+
+    def _late(self) -> str:
+        """Why it is given up, and what helps."""
+        if self._answered:
+            return "the step took too long"
+        then = "; the step goes on, ask for it again later" if self._shared else ""
+        return f"nobody has answered in time, `legato status` shows what is missing{then}"
 
     def _give_up(self, status: Status, reason: Reason, message: str) -> Output:
         problem = Problem(reason=reason, message=message)

@@ -156,6 +156,24 @@ async def test_a_step_that_does_not_end_in_time_says_that_it_goes_on(client: leg
     await step.close()
 
 
+async def test_a_step_that_nobody_answers_is_given_up_behind_its_own_time_limit(
+    client: legato.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("legato.client.GRACE_S", 0.05)
+    async with asyncio.timeout(10):
+        step = await client.submit(model="m", prompt="Hi", timeout_ms=1)
+        with pytest.raises(legato.NotEnded, match=f"legato status.*legato timeline {step.id}"):
+            await step.result()
+    await step.close()
+
+
+async def test_what_comes_behind_the_time_limit_is_still_read(bus: Bus, client: legato.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("legato.client.GRACE_S", 5.0)
+    step = await client.submit(model="m", prompt="Hi", timeout_ms=1)
+    await say(bus, step.id, *words("late "), *words("but", start=1), ending(2))
+    assert (await step.result()).text == "late but"
+
+
 @pytest.mark.parametrize(
     ("request_", "param"),
     [

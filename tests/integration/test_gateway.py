@@ -223,6 +223,15 @@ async def test_a_step_that_nobody_ends_is_given_up_and_cancelled(nats_url: str) 
         assert (await place.cancelled()).step == await place.submitted()
 
 
+async def test_a_step_that_nobody_answers_in_its_own_time_says_what_to_look_at(nats_url: str) -> None:
+    async with gateway(nats_url, "timeout_grace_ms=10") as place:
+        headers = {"X-Legato-Timeout-Ms": "20"}
+        with pytest.raises(openai.InternalServerError, match="legato status") as caught:
+            await place.client.chat.completions.create(model="silent", messages=HELLO, extra_headers=headers)
+        assert (caught.value.status_code, caught.value.code, caught.value.type) == (504, "deadline_passed", "server_error")
+        assert (await place.cancelled()).step == await place.submitted()
+
+
 async def test_a_long_silence_is_bridged_with_comments(nats_url: str) -> None:
     async with gateway(nats_url, "keep_alive_comment_ms=20") as place:
         body = {"model": "silent", "messages": HELLO, "stream": True}

@@ -85,6 +85,17 @@ async def test_whatever_asks_the_command_to_stop_the_step_is_cancelled(fleet: Fl
     assert b"interrupted" in await fleet.stored(subjects.cancel(fleet.step))
 
 
+async def test_a_silence_is_told_and_what_to_look_at(fleet: Fleet) -> None:
+    process = await fleet.start()
+    assert process.stderr is not None
+    told = await asyncio.wait_for(process.stderr.readline(), LIMIT_S)
+    assert b"nobody has answered yet" in told
+    assert b"legato status" in told
+    await fleet.end(Status.REFUSED, LATER)
+    code, _, error = await ended(process)
+    assert (code, LATER.message in error) == (1, True)
+
+
 async def test_when_the_reader_of_a_pipe_has_left_the_step_is_cancelled(fleet: Fleet) -> None:
     reading, writing = os.pipe()
     process = await fleet.start(stdout=writing)
