@@ -109,7 +109,8 @@ class Worker:
         started = asyncio.get_running_loop().time()
         relaying = self._tasks.create_task(self._relay.run(self._presence.epoch))
         await self._presence.enter(WorkerState.READY)
-        self._context.ready.set()
+        if self._presence.state is WorkerState.READY:  # it may have been told to leave while it loaded
+            self._context.ready.set()
         try:
             reason = await self._engine.died()
             log.error("the engine died: %s", reason)
@@ -204,6 +205,7 @@ class Worker:
     async def _leave_at_notice(self) -> None:
         """Once this machine's end is told, have nothing on it when it comes. The process stays, so that nobody starts it again here."""
         notice = await watch(self._config.notices)
+        self._context.ready.clear()
         left_s = max(0.0, (notice.gone_ns - now_ns()) / 1e9)
         await self._hand_on(left_s - min(HAND_BACK_TIMEOUT_S, left_s / 2))
 

@@ -236,6 +236,7 @@ async def test_a_worker_whose_machine_is_to_go_leaves_before_it_and_stays_away(b
         step = await rig.prompt(list(b"Play for ever."))
         await rig.dispatch(step, max_tokens=20_000)
         await first(bus, OUT.name, subjects.out(step), Output)
+        assert rig.ready.is_set()
         before_ns = now_ns()
         notice.write_text('{"seconds": 1, "why": "the rack is moved"}')
         registered = await asyncio.wait_for(told.get(), LIMIT_S)
@@ -243,6 +244,7 @@ async def test_a_worker_whose_machine_is_to_go_leaves_before_it_and_stays_away(b
         report = await rig.ended(step)
         assert (report.status, report.retryable) == (Status.FAILED, True)
         assert (await beat_of(rig)).state is WorkerState.DRAINING, "it still says what it is, and is not gone"
+        assert not rig.ready.is_set(), "it can do no work any more"
         late = await rig.prompt(list(b"Too late."))
         await rig.dispatch(late)
         assert (await rig.ended(late)).problem == Problem(reason=Reason.NO_CAPACITY, message="the worker is draining")

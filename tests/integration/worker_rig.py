@@ -36,6 +36,7 @@ class Rig:
         self.bus = bus
         self.worker = worker
         self.stop = asyncio.Event()
+        self.ready = asyncio.Event()
 
     async def prompt(self, tokens: list[int], step: StepId | None = None) -> StepId:
         step = step or StepId(new_id())
@@ -88,7 +89,7 @@ async def working(bus: Bus, *overrides: str, name: str = "") -> AsyncIterator[Ri
     rig = Rig(bus, WorkerId(name or f"worker-{new_id()}"))
     options = Options(service="worker", instance=rig.worker, overrides=["simulated.law=instant", "worker.beat_ms=100", *overrides], env={})
     telemetry = Telemetry("worker", rig.worker, TelemetryConfig())
-    context = Context(options=options, instance=rig.worker, bus=bus, telemetry=telemetry, stop=rig.stop, ready=asyncio.Event())
+    context = Context(options=options, instance=rig.worker, bus=bus, telemetry=telemetry, stop=rig.stop, ready=rig.ready)
     task = asyncio.create_task(Worker(context, options.section(WorkerConfig, "worker")).run())
     waiting = asyncio.create_task(context.ready.wait())
     await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED, timeout=LIMIT_S)
