@@ -21,6 +21,7 @@ from services.gateway.nvext import NEUTRAL as NEUTRAL_NVEXT
 from services.gateway.nvext import NvExt, session_of
 from shared.contracts.outcomes import Problem, Reason
 from shared.contracts.steps import ChatMessage, Sampling, Submission
+from shared.core.choices import choices_at
 from shared.core.workflows import Unfit
 
 COMPLETION_TOKENS_DEFAULT = 16  # OpenAI's default of max_tokens in /v1/completions; chat has none
@@ -155,6 +156,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
     submission: Submission
     data: bytes
+    names: Mapping[str, str] = {}  # of what has another name in the submission: that one -> as sent
     stream: bool = False
     include_usage: bool = False
     belonging: Belonging | None = None
@@ -179,7 +181,7 @@ def read_request(body: bytes, headers: Mapping[str, str], *, chat: bool) -> Aske
     except (_Refused, Unfit) as refused:
         return refused.problem
     except msgspec.ValidationError as error:
-        return explain(error)
+        return explain(error, ChatBody if chat else CompletionBody)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return Problem(reason=Reason.INVALID, message=f"the body should be JSON: {error}")
     except RecursionError:
@@ -201,7 +203,10 @@ def _read_chat(data: bytes, headers: Mapping[str, str]) -> Asked:
     sampling = _formatted(_sampling(body, limit, logprobs), body.response_format)
     common, belonging = _common(body, headers)
     submission = Submission(model=body.model, messages=messages, sampling=sampling, **common)
-    return _asked(body, submission, belonging, {"max_tokens": given, "logprobs": "top_logprobs"})
+    names = {"max_tokens": given, "logprobs": "logprobs" if body.top_logprobs is None else "top_logprobs"}
+    if body.json_schema is None:
+        names["json_schema"] = "response_format"
+    return _asked(body, submission, belonging, names)
 
 
 def _read_completion(data: bytes, headers: Mapping[str, str]) -> Asked:
@@ -224,9 +229,9 @@ def _asked(body: _Body, submission: Submission, belonging: Belonging | None, nam
     try:
         _SUBMISSION.decode(data)
     except msgspec.ValidationError as error:
-        raise _Refused(explain(error, names)) from error
+        raise _Refused(explain(error, Submission, names)) from error
     stream, usage = bool(body.stream), bool(options.include_usage)
-    return Asked(submission=submission, data=data, stream=stream, include_usage=usage, belonging=belonging)
+    return Asked(submission=submission, data=data, names=names, stream=stream, include_usage=usage, belonging=belonging)
 
 
 # --- parts of a request ------------------------------------------------------------------------------------------------------
@@ -334,8 +339,9 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
 
 
-def explain(error: msgspec.ValidationError, names: Mapping[str, str] | None = None) -> Problem:
-    """msgspec's `Expected X, got Y - at $.a.b` as a refusal that names the parameter. `names`: field of the submission -> as sent."""
+def explain(error: msgspec.ValidationError, kind: Any, names: Mapping[str, str] | None = None) -> Problem:
+    """msgspec's `Expected X, got Y - at $.a.b` as a refusal that names the parameter. `kind`: what was read. `names`: field of the
+    submission -> as sent."""
     text, _, path = str(error).rpartition(" - at `") if " - at `" in str(error) else (str(error), "", "")
     where = path.rstrip("`").removeprefix("$").removeprefix(".").removeprefix("sampling.")
     where = (names or {}).get(where) or _HEADERS.get(where, where)
@@ -347,6 +353,8 @@ def explain(error: msgspec.ValidationError, names: Mapping[str, str] | None = No
     if where.startswith("messages[") and where.endswith(".type"):  # of a content part
         return Problem(reason=Reason.UNSUPPORTED, message=f"{where}: only text is supported", param=where)
     what = text.replace("`", "")[:TEXT_MAX]
+    if choices := choices_at(kind, path.rstrip("`")):
+        what += f"; there are: {', '.join(choices)}"
     return Problem(reason=Reason.INVALID, message=f"{where}: {what}" if where else what, param=where)
 
 

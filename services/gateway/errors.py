@@ -4,6 +4,9 @@ Shape as in OpenAI's reference (https://platform.openai.com/docs/guides/error-co
 our reason. A caller that should come back reads when in Retry-After (seconds) and retry-after-ms, which OpenAI's clients prefer.
 """
 
+import re
+from collections.abc import Mapping
+
 import msgspec
 
 from shared.contracts.outcomes import Problem, Reason, Status
@@ -67,6 +70,15 @@ def body_of(problem: Problem) -> bytes:
     param = problem.param.removeprefix("sampling.") or None
     kind = problem.reason.value if problem.reason is Reason.BUDGET_SPENT else type_of(status_of(problem))  # OpenAI's word is both
     return error_body(problem.message, kind, param=param, code=problem.reason.value)
+
+
+def as_sent(problem: Problem, names: Mapping[str, str]) -> Problem:
+    """With the client's name of the parameter, where the fleet knows it under another. `names`: the fleet's -> the client's."""
+    field = problem.param.removeprefix("sampling.")
+    name = names.get(field, field)
+    if name == field:
+        return problem
+    return msgspec.structs.replace(problem, param=name, message=re.sub(rf"\b{re.escape(field)}\b", name, problem.message))
 
 
 def conflict_of(error: WorkflowError) -> tuple[int, str, str | None]:

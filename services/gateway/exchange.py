@@ -2,12 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from services.gateway.config import GatewayConfig
 from services.gateway.dialect import Asked
-from services.gateway.errors import problem_of
+from services.gateway.errors import as_sent, problem_of
 from shared.contracts import subjects
 from shared.contracts.ids import MessageId, StepId
 from shared.contracts.outcomes import FinishReason, Problem, Reason, Status
@@ -52,6 +52,7 @@ class Exchange:
         self._settled = True  # nothing to cancel
         self._shared = False
         self._recorded: Output | None = None
+        self._names: Mapping[str, str] = {}
         self._answered = False  # something was heard of it
         self._loop = asyncio.get_running_loop()
         self._silence = self._limits(None)
@@ -64,6 +65,7 @@ class Exchange:
 
     async def join(self, asked: Asked) -> Problem | None:
         """Listen to a shared step that was submitted before, from its beginning."""
+        self._names = asked.names
         self._silence = self._limits(asked.submission.timeout_ms)
         self._settled = False
         try:
@@ -82,6 +84,7 @@ class Exchange:
         limit = min(self._bus.client.max_payload, STEPS.max_msg_bytes) - HEADERS_BYTES_MAX
         if len(asked.data) > limit:
             return Problem(reason=Reason.TOO_LARGE, message=f"the request is {len(asked.data)} bytes long, the limit is {limit}")
+        self._names = asked.names
         self._silence = self._limits(asked.submission.timeout_ms)
         self._settled = False  # from here on it may be stored, whatever happens
         try:
@@ -118,7 +121,8 @@ class Exchange:
     @property
     def problem(self) -> Problem | None:
         """What went wrong, once there is an end."""
-        return problem_of(self.end) if self.end is not None else None
+        problem = problem_of(self.end) if self.end is not None else None
+        return as_sent(problem, self._names) if problem is not None else None
 
     async def close(self) -> None:
         """Leave, in the background where the step has not ended: the caller's own task may be cancelled just now. The step is cancelled,

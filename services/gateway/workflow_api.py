@@ -170,7 +170,7 @@ class WorkflowApi:
                 except (_Refused, Unfit) as error:
                     return refusal(error.problem)
                 except msgspec.ValidationError as error:
-                    return refusal(explain(error))
+                    return refusal(explain(error, Closing | Cancellation))
                 except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                     return refusal(Problem(reason=Reason.INVALID, message=f"the body should be JSON: {error}"))
                 except WorkflowError as error:

@@ -18,6 +18,7 @@ from typing import Any, NoReturn, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
+from shared.core.choices import choices_at
 from shared.core.errors import LegatoError
 
 Config = TypeVar("Config", bound=msgspec.Struct)
@@ -52,7 +53,7 @@ def load(
         values[key] = _parse(text, _type_at(config_type, [key], origin), origin)
         origins[key] = origin
     for override in overrides:
-        _apply_override(config_type, values, origins, override)
+        _apply_override(config_type, values, origins, section, override)
     for key, value in values.items():
         _check_keys(_type_at(config_type, [key], origins[key]), value, f"{origins[key]} {key}")
     return _convert(config_type, values, origins, section)
@@ -100,8 +101,10 @@ def _from_env(config_type: type[msgspec.Struct], section: str, env: Mapping[str,
     return found
 
 
-def _apply_override(config_type: type[msgspec.Struct], values: dict[str, Any], origins: dict[str, str], override: str) -> None:
-    origin = f"--set {override}"
+def _apply_override(
+    config_type: type[msgspec.Struct], values: dict[str, Any], origins: dict[str, str], section: str, override: str
+) -> None:
+    origin = f"--set {section}.{override}"
     dotted, equals, text = override.partition("=")
     if not equals:
         raise ConfigError(f"{origin}: should be key=value")
@@ -126,7 +129,9 @@ def _parse(text: str, value_type: Any, origin: str) -> Any:
         for value in _literals(text):
             if not isinstance(value, str):  # a quoted "7" is no number either
                 return value
-        raise ConfigError(f"{origin}: {_sentence(error)}, {text!r}") from error
+        choices = choices_at(value_type, _path(error))
+        said = f"{text!r} is not allowed; {_listed(choices)}" if choices else f"{_sentence(error)}, {text!r}"
+        raise ConfigError(f"{origin}: {said}") from error
 
 
 def _literals(text: str) -> Iterator[Any]:
@@ -185,15 +190,27 @@ def _convert(config_type: type[Config], values: dict[str, Any], origins: dict[st
     try:
         return msgspec.convert(values, config_type)
     except msgspec.ValidationError as error:
-        key = str(error).partition(" - at `$.")[2].rstrip("`")
+        key = _path(error).removeprefix("$.")
         origin = origins.get(key.split(".")[0].split("[")[0]) or _whole(section, origins)
-        raise ConfigError(f"{origin} {key}".rstrip() + f": {_sentence(error)}") from error
+        named = origin.startswith(f"--set {section}.{key}=")
+        choices = choices_at(config_type, key)
+        said = f"{_sentence(error)}; {_listed(choices)}" if choices else _sentence(error)
+        raise ConfigError((origin if named else f"{origin} {key}".rstrip()) + f": {said}") from error
 
 
 def _whole(section: str, origins: dict[str, str]) -> str:
     """What contradicts itself as a whole, and where all that was given came from."""
     given = ", ".join(dict.fromkeys(origins.values()))
     return f"section [{section}]" + (f" ({given})" if given else "")
+
+
+def _path(error: msgspec.ValidationError) -> str:
+    """Where in the value, as msgspec has it."""
+    return str(error).partition(" - at `")[2].rstrip("`")
+
+
+def _listed(known: Iterable[str]) -> str:
+    return f"there are: {', '.join(sorted(known))}"
 
 
 def _sentence(error: msgspec.ValidationError) -> str:
@@ -204,5 +221,5 @@ def _sentence(error: msgspec.ValidationError) -> str:
 
 def _refuse(origin: str, what: str, name: str, known: Iterable[str]) -> NoReturn:
     near = difflib.get_close_matches(name, list(known), n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(sorted(known))}"
+    hint = f"did you mean {near[0]}?" if near else _listed(known)
     raise ConfigError(f"{origin}: unknown {what}; {hint}")

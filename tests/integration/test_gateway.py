@@ -232,6 +232,18 @@ async def test_a_step_that_nobody_answers_in_its_own_time_says_what_to_look_at(n
         assert (await place.cancelled()).step == await place.submitted()
 
 
+async def test_what_an_engine_cannot_take_is_named_as_the_client_sent_it(place: Place) -> None:
+    asked = asyncio.create_task(
+        place.client.chat.completions.create(model="silent", messages=HELLO, response_format={"type": "json_object"})
+    )
+    message = "sim cannot take json_schema on this engine"
+    problem = Problem(reason=Reason.UNSUPPORTED, message=message, param="sampling.json_schema")
+    await place.fleet.end(await place.submitted(), Status.REFUSED, problem)
+    with pytest.raises(openai.BadRequestError, match="cannot take response_format on") as caught:
+        await asked
+    assert caught.value.param == "response_format"
+
+
 async def test_a_long_silence_is_bridged_with_comments(nats_url: str) -> None:
     async with gateway(nats_url, "keep_alive_comment_ms=20") as place:
         body = {"model": "silent", "messages": HELLO, "stream": True}

@@ -130,7 +130,7 @@ def test_an_override_reaches_into_structs_and_tables(path: Path) -> None:
         ("[scheduler]\nqueue_max = 0", r"\[scheduler\] queue_max: expected int >= 1"),
         ("[scheduler]\nbackoff = { tries_max = 'x' }", r"\[scheduler\] backoff\.tries_max: expected int, got str"),
         ("[scheduler]\npools = [{ workers = 1 }]", r"\[scheduler\] pools\[0\]: missing key name"),
-        ("[scheduler]\norder = 'fifo'", r"\[scheduler\] order: invalid enum value 'fifo'"),
+        ("[scheduler]\norder = 'fifo'", r"\[scheduler\] order: invalid enum value 'fifo'; there are: arrival, priority"),
         ("scheduler = 1", r"scheduler should be a section"),
         ("[scheduler", r"legato\.toml is not TOML"),
     ],
@@ -160,10 +160,14 @@ def test_what_is_wrong_in_the_environment_is_named(variable: str, text: str, mes
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("queue_max", "--set queue_max: should be key=value"),
-        ("queue_mx=1", "--set queue_mx=1: unknown key queue_mx; did you mean queue_max?"),
+        ("queue_max", "--set scheduler.queue_max: should be key=value"),
+        ("queue_mx=1", "--set scheduler.queue_mx=1: unknown key queue_mx; did you mean queue_max?"),
         ("backoff.tries=1", "unknown key tries; did you mean tries_max?"),
-        ("queue_max=many", "--set queue_max=many: expected int, got str, 'many'"),
+        ("queue_max=many", "--set scheduler.queue_max=many: expected int, got str, 'many'"),
+        ("queue_max=0", "--set scheduler.queue_max=0: expected int >= 1"),
+        ("backoff={tries_max='x'}", "--set scheduler.backoff={tries_max='x'} backoff.tries_max: expected int, got str"),
+        ("order=fifo", "--set scheduler.order=fifo: 'fifo' is not allowed; there are: arrival, priority"),
+        ("state=foo", "--set scheduler.state=foo: 'foo' is not allowed; there are: down, draining, loading, ready"),
         ("queue_max.deep=1", "queue_max: expected int"),
     ],
 )

@@ -242,6 +242,13 @@ def test_a_conversation_with_tools_in_its_past_is_taken_as_it_is() -> None:
     assert messages[2] == ChatMessage(role="tool", content="42", tool_call_id="call-1")
 
 
+def test_a_word_that_cannot_stand_there_is_refused_with_those_that_can() -> None:
+    role = refused({"messages": [{"role": "robot", "content": "Hi"}]})
+    assert role.message.endswith("there are: system, developer, user, assistant, tool")
+    assert refused({"response_format": {"type": "xml"}}).message.endswith("there are: text, json_object, json_schema")
+    assert "there are" not in refused({"temperature": "hot"}).message
+
+
 def test_a_message_without_content_is_refused() -> None:
     assert refused({"messages": [*HELLO, {"role": "user"}]}).param == "messages[1].content"
     assert refused({"messages": [{"role": "narrator", "content": "x"}]}).param == "messages[0].role"

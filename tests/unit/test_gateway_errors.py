@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from services.gateway.errors import STATUS, body_of, headers_of, problem_of, status_of
+from services.gateway.errors import STATUS, as_sent, body_of, headers_of, problem_of, status_of
 from shared.contracts.outcomes import Problem, Reason, Status
 from shared.contracts.output import End
 
@@ -20,6 +20,14 @@ def test_the_error_object_has_openais_shape() -> None:
     nested = Problem(reason=Reason.INVALID, message="x", param="sampling.logit_bias")
     assert json.loads(body_of(nested))["error"]["param"] == "logit_bias"
     assert json.loads(body_of(Problem(reason=Reason.INTERNAL, message="x")))["error"]["param"] is None
+
+
+def test_a_problem_names_the_parameter_as_the_client_sent_it() -> None:
+    fleets = Problem(reason=Reason.UNSUPPORTED, message="m cannot take json_schema on this engine", param="sampling.json_schema")
+    told = as_sent(fleets, {"json_schema": "response_format", "max_tokens": "max_tokens"})
+    assert (told.message, told.param) == ("m cannot take response_format on this engine", "response_format")
+    assert as_sent(fleets, {"max_tokens": "max_completion_tokens"}) == fleets
+    assert as_sent(fleets, {}) == fleets
 
 
 @pytest.mark.parametrize(
