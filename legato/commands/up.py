@@ -1,7 +1,10 @@
 """`legato up`: a whole fleet on this machine."""
 
 import asyncio
+import shlex
+import shutil
 import signal
+import sys
 import time
 from collections.abc import Coroutine
 from pathlib import Path
@@ -129,13 +132,24 @@ def _print_addresses(fleet: Fleet, served: list[Served], seconds: float) -> None
         out.print(f"  Model     {each.name}  ({', '.join(each.engines)}, {len(each.workers)} worker(s))", soft_wrap=True, markup=False)
     if served:
         out.print("\nTry, from another shell in this directory:\n", style="bold")
-        for line in _examples(shown(running.nats), running.http, served[0]):
+        for line in _examples(program(), shown(running.nats), running.http, served[0]):
             out.print(f"  {line}", markup=False, soft_wrap=True)
     out.print("\nCtrl-C drains and stops everything.\n", style="dim")
 
 
-def _examples(nats: str, http: str, served: Served) -> list[str]:
-    lines = ['legato submit "Hello" --max-tokens 32', "legato status", f"export NATS_URL={nats}  # for docs/nats-api.md"]
+def program() -> str:
+    """How this program is called from a shell in this directory."""
+    called = Path(sys.argv[0]) if Path(sys.argv[0]).name == "legato" else Path(sys.executable).with_name("legato")
+    if shutil.which("legato") == str(called.absolute()):
+        return "legato"
+    path = called.absolute()
+    if path.parent == Path.cwd():
+        return f"./{path.name}"
+    return shlex.quote(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
+
+
+def _examples(legato: str, nats: str, http: str, served: Served) -> list[str]:
+    lines = [f'{legato} submit "Hello" --max-tokens 32', f"{legato} status", f"export NATS_URL={nats}  # for docs/nats-api.md"]
     if not http:
         return lines
     messages = '[{"role": "user", "content": "Hello"}]'
