@@ -14,6 +14,7 @@ import psutil
 from legato.console import saying_when_slow
 from shared.core.errors import LegatoError
 from shared.runtime.bus import BusConfig, BusError
+from shared.runtime.nats_client import check_scheme
 
 DATA = Path(".legato")
 FILE = "up.json"
@@ -87,6 +88,7 @@ def connecting(url: str) -> Iterator[None]:
 
 async def check_reachable(url: str, hint: str = "") -> None:
     """Raise LegatoError at once where nobody listens: services wait for NATS, people should not have to."""
+    check_scheme(url)
     with saying_when_slow(f"trying to reach NATS at {shown(url)}"):
         answers = await asyncio.gather(*(_answers(each) for each in url.split(",")))
     if not any(answers):

@@ -15,15 +15,26 @@ from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 from nats.protocol import parser
 
+from shared.core.errors import LegatoError
+
 # In nats-py, \v and \f end a subject, too. For nats-server they are part of it, so such a message broke the connection, again and again.
 parser.MSG_RE = re.compile(rb"\AMSG[ \t]+([^ \t\r\n]+)[ \t]+(\d+)[ \t]+(([^ \t\r\n]+)[ \t]+)?(\d+)\r\n")
 parser.HMSG_RE = re.compile(rb"\AHMSG[ \t]+([^ \t\r\n]+)[ \t]+(\d+)[ \t]+(([^ \t\r\n]+)[ \t]+)?(\d+)[ \t]+(\d+)\r\n")
 
+SCHEMES = ("nats", "tls", "ws", "wss")
 BUFFERED_MAX = 2**20  # bytes in the socket's buffer, beyond which the client waits for the server
 
 _LINE_ENDS = {ord("\r"): " ", ord("\n"): " "}
 
 Take = Callable[[str, str, bytes, bytes], None]  # subject, reply, data, headers as they came (empty: none)
+
+
+def check_scheme(url: str) -> None:
+    """Raise LegatoError for addresses, separated by commas, that NATS is never reached at; nats-py would try for half a minute."""
+    for each in url.split(","):
+        scheme, separator, _ = each.strip().partition("://")
+        if separator and scheme.lower() not in SCHEMES:
+            raise LegatoError(f"NATS is not reached by {scheme[:40]!r}: write nats://HOST:PORT (or {', '.join(SCHEMES[1:])})")
 
 
 def read_headers(raw: bytes) -> dict[str, str]:

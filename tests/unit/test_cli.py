@@ -18,7 +18,7 @@ from legato.cli import COMMANDS, build, leaves
 from legato.commands.options import connected, connected_client
 from legato.commands.replay import own_setting
 from legato.commands.submit import _choose
-from legato.commands.up import _examples, _without_password
+from legato.commands.up import _examples, _without_password, program
 from legato.drain import waits_for
 from legato.entries import find_entry
 from legato.fleet import Fleet, readable
@@ -183,6 +183,31 @@ async def silent_listener() -> asyncio.Server:
     return await asyncio.start_server(accept, "127.0.0.1", 0)
 
 
+@pytest.mark.parametrize("url", ["http://127.0.0.1:8080", "nats://127.0.0.1:1,https://nats"])
+async def test_an_address_that_is_not_of_nats_is_refused_at_once(url: str) -> None:
+    with pytest.raises(LegatoError, match=r"NATS is not reached by 'https?': write nats://HOST:PORT"):
+        await check_reachable(url)
+
+
+def test_examples_call_the_program_as_it_can_be_called(clean: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    called = tmp_path / ".venv" / "bin" / "legato"
+    called.parent.mkdir(parents=True)
+    called.touch(0o755)
+    clean.chdir(tmp_path)
+    clean.setenv("PATH", "/usr/bin")
+    clean.setattr(sys, "argv", [".venv/bin/legato", "up"])
+    assert program() == ".venv/bin/legato"
+    clean.chdir(called.parent)
+    clean.setattr(sys, "argv", ["./legato", "up"])
+    assert program() == "./legato"
+    (tmp_path / "elsewhere").mkdir()
+    clean.chdir(tmp_path / "elsewhere")
+    clean.setattr(sys, "argv", [str(called), "up"])
+    assert program() == str(called)
+    clean.setenv("PATH", f"/usr/bin:{called.parent}")
+    assert program() == "legato"
+
+
 async def test_whoever_is_no_nats_is_told_apart_and_waited_for_aloud(
     clean: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -228,7 +253,7 @@ def test_without_a_model_the_first_one_with_a_ready_worker_is_asked() -> None:
 
 
 def test_the_examples_fit_the_model() -> None:
-    chat, plain = (_examples("nats://n", "http://h", served("m", ["w"], chat=chat)) for chat in (True, False))
+    chat, plain = (_examples("legato", "nats://n", "http://h", served("m", ["w"], chat=chat)) for chat in (True, False))
     assert any("export NATS_URL=nats://n " in line for line in chat)
     assert any("/v1/chat/completions" in line for line in chat)
     assert any("/v1/completions" in line and '"prompt"' in line for line in plain)
