@@ -42,6 +42,7 @@ JOURNAL = Stream(name="LEGATO_JOURNAL", subjects=["legato.journal.*.*"], max_byt
 DEAD = Stream(name="LEGATO_DEAD", subjects=[subjects.DEAD], max_bytes=GIB // 4, max_age_s=7 * 24 * HOUR_S, max_msg_bytes=2**20)
 
 STREAMS = (STEPS, PROMPTS, TURNS, OUT, FLEET, JOURNAL, DEAD)
+RESERVED_BYTES = sum(stream.max_bytes for stream in STREAMS)  # on each server that keeps them, whether used or not
 
 LEASES_BUCKET = "legato_leases"  # key-value: who drives a partition
 MODELS_BUCKET = "legato_models"  # objects: tokenizers, by the SHA-256 of their content

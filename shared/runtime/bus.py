@@ -15,11 +15,11 @@ from nats.aio.subscription import Subscription
 from nats.js import JetStreamContext, api
 from nats.js.errors import BucketNotFoundError, NotFoundError, ObjectNotFoundError, ServiceUnavailableError
 
-from shared.contracts.streams import LEASES_BUCKET, MODELS_BUCKET, SNAPSHOTS_BUCKET, STREAMS, Stream
+from shared.contracts.streams import LEASES_BUCKET, MODELS_BUCKET, RESERVED_BYTES, SNAPSHOTS_BUCKET, STREAMS, Stream
 from shared.core.errors import LegatoError
 from shared.runtime.clock import stamp_of, unix_ns
 from shared.runtime.cursor import Cursor, Record, Source
-from shared.runtime.nats_client import NatsClient, Take
+from shared.runtime.nats_client import NatsClient, Take, check_scheme
 from shared.runtime.publisher import Ack, Publisher
 from shared.runtime.requests import TIMEOUT_S, Requests
 
@@ -30,6 +30,11 @@ CLOSE_TIMEOUT_S = 5.0
 OUTBOUND_MAX_BYTES = 64 * 2**20  # kept while the server is away
 LEASE_TTL_S = 6.0
 FETCH_TIMEOUT_S = TIMEOUT_S
+NO_DISK = 10047  # JSStorageResourcesExceededErr of nats-server
+TOO_LITTLE_DISK = (
+    f"they reserve {RESERVED_BYTES / 2**30:g} GiB on each nats-server that keeps them, and it has less; use a larger disk, or tell it in "
+    "its configuration how much it may reserve (`max_file_store`, see docs/deployment.md)"
+)
 _SERVER_MIN = (2, 12)
 # What a good-bye to a server that went meanwhile ends with; uvloop raises RuntimeError for a transport that is closed.
 UNSAID = (nats.errors.Error, OSError, TimeoutError, RuntimeError)
@@ -85,7 +90,8 @@ class Bus:
 
     @classmethod
     async def connect(cls, config: BusConfig, name: str) -> "Bus":
-        """Connect, waiting up to 30 s for the server. Raises BusError."""
+        """Connect, waiting up to 30 s for the server. Raises BusError, and LegatoError for an address that is none of NATS."""
+        check_scheme(config.url)
         client = NatsClient()
         holder: list[Bus] = []
 
@@ -341,6 +347,8 @@ def _bus_errors(what: str) -> Iterator[None]:
     except nats.errors.OutboundBufferLimitError as error:
         raise BusError(f"{what}: NATS is away and the outbound buffer is full") from error
     except (nats.errors.Error, TimeoutError) as error:
+        if getattr(error, "err_code", 0) == NO_DISK:
+            raise BusError(f"{what}: {TOO_LITTLE_DISK}") from error
         raise BusError(f"{what}: {str(error) or 'no answer'}") from error
 
 

@@ -5,11 +5,13 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from leak import Leak
 from nats.aio.msg import Msg
 
+from shared.runtime import embedded_nats
 from shared.runtime import publisher as publishing
 from shared.runtime.bus import Bus, BusConfig, BusError
 from shared.runtime.embedded import EmbeddedNats
@@ -40,6 +42,21 @@ async def test_a_process_whose_connection_is_closed_for_good_stops(bus: Bus) -> 
     bus.client._transport.write(b"PUB too.large 99999999\r\n")  # type: ignore[union-attr]
     with pytest.raises(BusError, match="closed the connection for good"):
         await asyncio.wait_for(running, LIMIT_S)
+
+
+async def test_a_server_with_too_little_disk_is_told_how_much_the_streams_reserve(
+    server_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded_nats, "CONFIG", embedded_nats.CONFIG.replace('/store"', '/store", max_file_store: 1GB'))
+    server = EmbeddedNats(server_directory / "small")
+    await server.start()
+    try:
+        bus = await Bus.connect(BusConfig(url=server.url), "test")
+        with pytest.raises(BusError, match=r"they reserve 16\.5 GiB .*max_file_store"):
+            await bus.ensure_streams()
+        await bus.close()
+    finally:
+        await server.stop()
 
 
 # On uvloop, as all processes run: asyncio's own loop takes what is written to a closed connection.
