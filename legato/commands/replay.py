@@ -97,8 +97,12 @@ async def _verify(asked: _Asked, span: tuple[int, int | None], nats: str, data: 
         replaying = await asked.replay(bus)
         with counting(f"Replaying {asked.machine.name}") as bar:
             report = await replaying.verify(first, last, lambda number, end: bar.update(bar.task_ids[0], completed=number, total=end))
+        end = 0 if report.inputs else await replaying.end()
     if not report.inputs:
-        raise LegatoError(f"the journal of {asked.machine.name}.{asked.partition} has no entry from {first} to {last or 'the end'}")
+        name = f"{asked.machine.name}.{asked.partition}"
+        if 0 < end < first:
+            raise LegatoError(f"there is no entry {first} yet: the log of {name} ends at entry {end}")
+        raise LegatoError(f"the journal of {name} has no entry from {first} to {last or 'the end'}")
     return report
 
 

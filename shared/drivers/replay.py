@@ -190,7 +190,7 @@ class Replay(Generic[StateT, ConfigT]):
 
     async def _entries(self, start: Snapshot, last: int | None, progress: Progress) -> AsyncGenerator[tuple[Entry, int], None]:
         """(entry, epoch) behind `start` up to `last`; keeps the configuration in force."""
-        end = await self._end()
+        end = await self.end()
         number = start.number
         async for seq, record in Reader(self._bus, self._machine, self._partition).records(start.journal_seq):
             await asyncio.sleep(0)  # folding is work without a pause; the connection needs its turn
@@ -210,7 +210,8 @@ class Replay(Generic[StateT, ConfigT]):
                 yield entry, record.epoch
             progress(number, end if last is None else min(end, last))
 
-    async def _end(self) -> int:
+    async def end(self) -> int:
+        """The last entry there is; 0 where there is none, or somebody else's message stands behind it."""
         record = await self._bus.last(JOURNAL.name, self._subject)
         if record is None:
             return 0

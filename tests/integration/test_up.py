@@ -167,6 +167,8 @@ async def test_another_setting_parts_from_the_record_and_the_status_says_so(up: 
         assert status == 1, text
         assert "they part first at entry" in text
         assert "job.deadline_ns" in text
+    status, text = await called(up, "replay", "admission", "--from", "99999999")
+    assert (status, "there is no entry 99999999 yet: the log of admission." in text) == (1, True), text
     status, text = await called(up, "replay", "admission", "--set", "timeout=1")
     assert (status, "did you mean timeout_ms" in text) == (1, True)
 
