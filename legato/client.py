@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
@@ -17,7 +18,7 @@ from shared.contracts.ids import StepId
 from shared.contracts.outcomes import Problem, Reason
 from shared.contracts.output import Output
 from shared.contracts.steps import StepRecord, StepState
-from shared.contracts.streams import OUT
+from shared.contracts.streams import OUT, STEPS
 from shared.core.errors import LegatoError
 from shared.core.silence import Silence
 from shared.core.workflows import Terms
@@ -28,9 +29,20 @@ from shared.runtime.output_reader import OutputReader
 from shared.runtime.publisher import Ack
 from shared.runtime.workflow_run import ask, cancel, opening
 
+log = logging.getLogger(__name__)
+
 AnswerT = TypeVar("AnswerT", bound=msgspec.Struct)
 SILENCE_MAX_S = 3_600.0  # of a step whose own limit is not known here: the longest that admission grants by default
 GRACE_S = 10.0  # of silence, behind a step's own time limit
+
+
+class _Timed(msgspec.Struct):
+    """What matters here of a submission, which anybody may have made."""
+
+    timeout_ms: int | None = None
+
+
+_TIMED = msgspec.json.Decoder(_Timed)
 
 
 class Client:
@@ -118,13 +130,23 @@ class Client:
 
     async def step(self, step_id: str) -> "Step":
         """A handle of a step that was submitted before, by anybody; its output is read from the beginning."""
-        step = Step(self.bus, checked_id(step_id))
+        step = Step(self.bus, checked_id(step_id), timeout_s=await self._timeout_s(StepId(step_id)))
         await step.open(joining=True)
         return step
 
+    async def _timeout_s(self, step: StepId) -> float | None:
+        """The time limit that a step was submitted with, as far as the log has it: taken whole, however long ago that was."""
+        try:
+            record = await self.bus.last(STEPS.name, subjects.submit(step))
+            timeout_ms = _TIMED.decode(record.data).timeout_ms if record is not None else None
+        except (LegatoError, msgspec.DecodeError, RecursionError) as error:
+            log.debug("time limit not known", extra={"step": step, "error": str(error)})
+            return None
+        return None if timeout_ms is None else timeout_ms / 1e3
+
     async def result(self, step_id: str, timeout_s: float | None = None) -> Result:
         """The result of a step, whether it still runs or has ended; of one whose output is no longer in the stream, what Postgres has
-        (without logprobs). Raises Refused, Failed, NotEnded: after `timeout_s`, or after an hour of silence."""
+        (without logprobs). Raises Refused, Failed, NotEnded: after `timeout_s`, or as `Step` has it."""
         if await self.bus.last(OUT.name, subjects.out(checked_id(step_id))) is None:
             recorded = Gathering.of_record(await self.record(step_id))
             if recorded is not None:

@@ -167,6 +167,17 @@ async def test_a_step_that_nobody_answers_is_given_up_behind_its_own_time_limit(
     await step.close()
 
 
+async def test_whoever_joins_a_step_that_nobody_answers_waits_no_longer_than_who_submitted_it(
+    client: legato.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("legato.client.GRACE_S", 0.05)
+    async with asyncio.timeout(10):
+        step = await client.submit(model="m", prompt="Hi", timeout_ms=1)
+        with pytest.raises(legato.NotEnded, match="legato status"):
+            await client.result(step.id)
+    await step.close()
+
+
 async def test_what_comes_behind_the_time_limit_is_still_read(bus: Bus, client: legato.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("legato.client.GRACE_S", 5.0)
     step = await client.submit(model="m", prompt="Hi", timeout_ms=1)
