@@ -24,9 +24,9 @@ async def run(context: Context) -> None:
     config = context.section(GatewayConfig, "gateway")
     models = Models(context.bus, config.worker_silent_ms, context.section(ModelsConfig, "models").aliases)
     handlers = Handlers(context.bus, config, models, context.telemetry)
+    runner = await serve(handlers, config)  # first: where it fails nothing must be cancelled, which Python 3.11's wait_for may not hear
     async with asyncio.TaskGroup() as group:
         following = group.create_task(models.follow())
-        runner = await serve(handlers, config)
         host, port = runner.addresses[0][:2]
         context.status["address"] = f"http://{host}:{port}"
         context.ready.set()
