@@ -246,6 +246,8 @@ def _confirm(state: State, step: Step, worker: Worker, item: RunningStep, now_ns
         return False
     step.seen_ns = now_ns
     step.produced = max(step.produced, item.output_tokens)
+    if item.output_tokens:  # it has gone on: whoever had the step before has nothing of it any more, also where it could not say so
+        step.held = WorkerId("")
     if item.output_tokens and step.prefill_tokens:
         worker.prefill_tokens -= step.prefill_tokens
         step.prefill_tokens = 0

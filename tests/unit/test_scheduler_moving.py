@@ -1,11 +1,12 @@
 """Hand-over before a planned loss: what moves away from workers that leave, when, and how the scheduler counts it."""
 
+import msgspec
 import pytest
 
 from services.scheduler.load import Load
 from services.scheduler.policies.filter_warming import can_warm
 from services.scheduler.policies.leave import stays
-from shared.contracts.fleet import WorkerState
+from shared.contracts.fleet import RunningStep, WorkerState
 from shared.contracts.ids import StepId
 from shared.contracts.outcomes import Reason, Status
 from shared.contracts.steps import StepClosed, StepDispatched, StepRevoked
@@ -110,6 +111,16 @@ def test_when_the_new_worker_leaves_as_well_the_old_one_is_still_the_one_to_reli
 def test_a_step_that_has_gone_on_is_handed_over_by_whoever_has_it_now() -> None:
     world, _ = on_leaving_worker()
     world.take(ended("s", 1, "a", Status.FAILED, retryable=True, reason=Reason.HANDED_OVER))
+    world.join("c")
+    outputs = world.leave("b")
+    assert not only(StepRevoked, outputs)
+    assert one(StepDispatched, outputs).relieves == "b"
+
+
+def test_once_the_new_attempt_has_output_nobody_else_is_relieved_also_where_the_old_one_died() -> None:
+    world, _ = on_leaving_worker()
+    world.take(gone("a"))
+    world.beat("b", ("s", 2))  # with output
     world.join("c")
     outputs = world.leave("b")
     assert not only(StepRevoked, outputs)
@@ -227,6 +238,6 @@ def test_the_deadline_stops_both() -> None:
     world.join("b")
     world.beat("a", ("s", 1))
     world.leave("a")
-    world.beat("b", ("s", 2))
+    world.beats["b"] = msgspec.structs.replace(beat("b", ("s", 2)), running=[RunningStep(StepId("s"), 2, 0)])  # it still warms up
     told = [each for each in only(StepRevoked, world.live(5_500)) if each.reason is Reason.DEADLINE_PASSED]
     assert [(each.worker, each.attempt) for each in told] == [("b", 2), ("a", 1)]
