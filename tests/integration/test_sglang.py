@@ -172,6 +172,14 @@ async def test_aborting_attempt_1_leaves_attempt_10_alone(loaded: Loaded, chat_p
     assert (await tenth)[-1].finish is FinishReason.LENGTH
 
 
+async def test_an_attempt_may_ask_its_engine_twice(loaded: Loaded, chat_prompt: str) -> None:
+    """As a take-over does: it warms the cache, and goes on. Seconds after a response SGLang aborts what then has that response's id."""
+    request = loaded.request(chat_prompt, max_tokens=1, sampling=Sampling(temperature=0, ignore_eos=True))
+    await loaded.chunks(request)
+    again = await loaded.chunks(msgspec.structs.replace(request, max_tokens=120))
+    assert again[-1].finish is FinishReason.LENGTH
+
+
 async def test_a_reader_that_goes_away_frees_the_engine(loaded: Loaded, chat_prompt: str) -> None:
     request = loaded.request(chat_prompt, max_tokens=1500, sampling=Sampling(temperature=0, ignore_eos=True))
     async with asyncio.timeout(TIMEOUT_S), aclosing(loaded.engine.generate(request)) as chunks:

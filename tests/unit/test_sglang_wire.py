@@ -25,6 +25,7 @@ from shared.contracts.outcomes import FinishReason, Reason
 from shared.contracts.steps import Sampling
 
 REQUEST = EngineRequest(step=StepId("s"), attempt=2, tokens=[1, 2, 3], sampling=Sampling(), max_tokens=10)
+RID = request_id(REQUEST.step, REQUEST.attempt, 1)
 
 
 def event(finish: object = None, **fields: object) -> bytes:
@@ -51,12 +52,13 @@ def test_an_event_without_end_is_an_error_before_it_fills_the_memory() -> None:
 
 
 def test_no_request_id_begins_with_another() -> None:
-    ids = [request_id(StepId(step), attempt) for step in ("a", "ab", "a1") for attempt in (1, 10, 11, 2)]
+    steps = [StepId(step) for step in ("a", "ab", "a1")]
+    ids = [request_id(step, attempt, serial) for step in steps for attempt in (1, 10, 11, 2) for serial in (1, 2, 10)]
     assert not [(one, other) for one in ids for other in ids if one != other and other.startswith(one)]
 
 
 def test_a_resumed_request_carries_its_tokens_and_counts_only_what_is_left() -> None:
-    body = request_body(msgspec.structs.replace(REQUEST, resumed=[8, 9]))
+    body = request_body(msgspec.structs.replace(REQUEST, resumed=[8, 9]), RID)
     assert body["input_ids"] == [1, 2, 3, 8, 9]
     assert body["sampling_params"]["max_new_tokens"] == 8
     assert body["sampling_params"]["custom_params"] == {"resume_len": 2}
@@ -64,13 +66,13 @@ def test_a_resumed_request_carries_its_tokens_and_counts_only_what_is_left() -> 
 
 @pytest.mark.parametrize(("resumed", "left"), [([], 5), ([8, 9], 3), ([8] * 7, 0)])
 def test_a_least_length_counts_only_what_is_left(resumed: list[int], left: int) -> None:
-    body = request_body(msgspec.structs.replace(REQUEST, sampling=Sampling(min_tokens=5), resumed=resumed))
+    body = request_body(msgspec.structs.replace(REQUEST, sampling=Sampling(min_tokens=5), resumed=resumed), RID)
     assert body["sampling_params"]["min_new_tokens"] == left
 
 
 @pytest.mark.parametrize("name", ["json_schema", "regex", "ebnf"])
 def test_a_grammar_goes_along_whole(name: str) -> None:
-    params = request_body(msgspec.structs.replace(REQUEST, sampling=Sampling(**{name: "x"}), resumed=[8]))["sampling_params"]
+    params = request_body(msgspec.structs.replace(REQUEST, sampling=Sampling(**{name: "x"}), resumed=[8]), RID)["sampling_params"]
     assert {each: params[each] for each in ("json_schema", "regex", "ebnf") if each in params} == {name: "x"}
 
 
@@ -89,20 +91,20 @@ def test_the_step_takes_its_trace_along() -> None:
 
 
 def test_stop_strings_stay_here() -> None:
-    assert "stop" not in request_body(msgspec.structs.replace(REQUEST, sampling=Sampling(stop=["\n"])))["sampling_params"]
+    assert "stop" not in request_body(msgspec.structs.replace(REQUEST, sampling=Sampling(stop=["\n"])), RID)["sampling_params"]
 
 
 @pytest.mark.parametrize(("asked", "sent"), [(-1, -1), (0, -1), (5, 5), (2**40, 2**30)])
 def test_top_k_stays_within_what_sglang_can_hold(asked: int, sent: int) -> None:
-    assert request_body(msgspec.structs.replace(REQUEST, sampling=Sampling(top_k=asked)))["sampling_params"]["top_k"] == sent
+    assert request_body(msgspec.structs.replace(REQUEST, sampling=Sampling(top_k=asked)), RID)["sampling_params"]["top_k"] == sent
 
 
 def test_a_step_without_a_seed_gets_one_of_its_own_for_all_attempts() -> None:
-    seeds = [request_body(msgspec.structs.replace(REQUEST, attempt=attempt))["sampling_params"]["sampling_seed"] for attempt in (1, 2)]
+    seeds = [request_body(msgspec.structs.replace(REQUEST, attempt=attempt), RID)["sampling_params"]["sampling_seed"] for attempt in (1, 2)]
     assert seeds == [seed_of(REQUEST.step)] * 2
     assert seed_of(StepId("other")) != seed_of(REQUEST.step)
     named = msgspec.structs.replace(REQUEST, sampling=Sampling(seed=0))
-    assert request_body(named)["sampling_params"]["sampling_seed"] == 0
+    assert request_body(named, RID)["sampling_params"]["sampling_seed"] == 0
 
 
 @given(st.text(max_size=100))

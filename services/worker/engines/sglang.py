@@ -5,6 +5,7 @@ sglang_kv.py its cache events, sglang_card.py the model's files.
 """
 
 import asyncio
+import itertools
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
@@ -38,7 +39,8 @@ class SglangEngine:
         self._card: ModelCard | None = None
         self._loaded = asyncio.Event()
         self._draining = False
-        self._flights: dict[str, Flight] = {}
+        self._flights: dict[tuple[StepId, int], Flight] = {}  # by step and attempt
+        self._serials = itertools.count(1)  # of requests
         self._landed = asyncio.Event()  # set whenever a flight ends
         self._held = HeldBlocks()
         self._kv_seq = 0
@@ -71,10 +73,11 @@ class SglangEngine:
         if reason := finished_before(request, card):
             yield EngineChunk(tokens=[], finish=reason)
             return
-        name = request_id(request.step, request.attempt)
-        if name in self._flights:
+        key = request.step, request.attempt
+        if key in self._flights:
             raise EngineError(f"attempt {request.attempt} of step {request.step} is running already", retryable=False)
-        flight = self._flights[name] = Flight()
+        rid = request_id(request.step, request.attempt, next(self._serials))
+        flight = self._flights[key] = Flight(rid)
         finished = False
         try:
             async with aclosing(run.stream(request, flight)) as chunks:
@@ -82,24 +85,23 @@ class SglangEngine:
                     finished = chunk.finish is not None
                     yield chunk
         finally:
-            self._flights.pop(name)
+            self._flights.pop(key)
             flight.known.set()
             self._landed.set()
             if not finished:
                 with suppress(EngineError):  # then it is down, and the request with it
-                    await run.call("POST", "/abort_request", {"rid": name})
+                    await run.call("POST", "/abort_request", {"rid": rid})
 
     async def abort(self, step: StepId, attempt: int) -> None:
         """See Engine."""
-        name = request_id(step, attempt)
-        flight = self._flights.get(name)
+        flight = self._flights.get((step, attempt))
         if flight is None or self._run is None:
             return
         flight.aborted = True
         with suppress(EngineError, TimeoutError):  # then it is down, and the request with it
             async with asyncio.timeout(CALL_TIMEOUT_S):
                 while True:
-                    await self._run.call("POST", "/abort_request", {"rid": name})
+                    await self._run.call("POST", "/abort_request", {"rid": flight.rid})
                     if flight.known.is_set():
                         return
                     with suppress(TimeoutError):

@@ -29,9 +29,10 @@ PLUGIN_PROBE = {  # refused, or taken for a longer prompt, where they are not
 
 
 class Flight:
-    """One request in SGLang's hands."""
+    """One request in SGLang's hands. `rid`: SGLang's name for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, rid: str) -> None:
+        self.rid = rid
         self.aborted = False  # we asked for its end
         self.known = asyncio.Event()  # SGLang has it, or had it
 
@@ -102,7 +103,7 @@ class SglangRun:
         """The request's chunks. The connection is read to its end before the last one is given out, so that it can be used again."""
         splitter, last = EventSplitter(), None
         try:
-            async with self._http.post("/generate", json=request_body(request), headers=request_headers(request)) as response:
+            async with self._http.post("/generate", json=request_body(request, flight.rid), headers=request_headers(request)) as response:
                 if response.status != 200:
                     raise refusal(response.status, await response.text())
                 async for piece in response.content.iter_any():

@@ -17,10 +17,11 @@ TOP_K_ALL = 1 << 30  # SGLang's own "all"; one beyond 32 bits ends the server
 LOGPROB_MIN = -9999.0  # stands for minus infinity, which JSON cannot hold (OpenAI's API does the same)
 
 
-def request_id(step: StepId, attempt: int) -> str:
-    """The engine's name for an attempt. SGLang aborts every request whose id *begins* with the one given: the last dot keeps
-    attempt 1 from taking attempt 10 with it."""
-    return f"{step}.{attempt}."
+def request_id(step: StepId, attempt: int, serial: int) -> str:
+    """The engine's name for one request; `serial` is the engine's own count. An attempt may have several requests, one after the other
+    (a take-over warms the cache before it goes on), and no id may be used again: 2 s after the end of a response, SGLang 0.5.23 aborts
+    whatever then has its id. It also aborts every request whose id *begins* with the one given: hence the last dot."""
+    return f"{step}.{attempt}.{serial}."
 
 
 def check(request: EngineRequest, card: ModelCard) -> None:
@@ -50,8 +51,8 @@ def finished_before(request: EngineRequest, card: ModelCard) -> FinishReason | N
     return FinishReason.STOP if resumed and resumed[-1] in ends else None
 
 
-def request_body(request: EngineRequest) -> dict[str, Any]:
-    """The JSON of POST /generate. Stop strings stay with Legato's output processor."""
+def request_body(request: EngineRequest, rid: str) -> dict[str, Any]:
+    """The JSON of POST /generate. `rid`: the engine's name for it. Stop strings stay with Legato's output processor."""
     asked = request.sampling
     params: dict[str, Any] = {
         "max_new_tokens": request.max_tokens - len(request.resumed),
@@ -74,7 +75,7 @@ def request_body(request: EngineRequest) -> dict[str, Any]:
     if request.resumed:
         params["custom_params"] = {"resume_len": len(request.resumed)}
     body: dict[str, Any] = {
-        "rid": request_id(request.step, request.attempt),
+        "rid": rid,
         "input_ids": [*request.tokens, *request.resumed],
         "sampling_params": params,
         "priority": request.priority,
