@@ -26,8 +26,14 @@ log = logging.getLogger(__name__)
 TIMEOUT_S = 5.0
 QUEUE_GROUP = "workflow"
 
-ABSENT = Problem(reason=Reason.INVALID, message="no accepted step has this id; a step is recorded a moment after it was accepted")
-NO_WORKFLOW = Problem(reason=Reason.INVALID, message="no workflow has this id; one is recorded a moment after it was opened")
+ABSENT = Problem(
+    reason=Reason.INVALID,
+    message="no accepted step has this id; it is recorded a moment after it was accepted, and kept for a time ([workflow] kept_days)",
+)
+NO_WORKFLOW = Problem(
+    reason=Reason.INVALID,
+    message="no workflow has this id; it is recorded a moment after it was opened, and kept for a time ([workflow] kept_days)",
+)
 AWAY = Problem(reason=Reason.INTERNAL, message="the record cannot be read now", retry_after_ms=1_000)
 
 AnswerT = TypeVar("AnswerT", bound=msgspec.Struct)

@@ -13,6 +13,7 @@ from services.workflow.prompt_keeper import PromptKeeper
 from services.workflow.queries import Queries
 from services.workflow.recorder import Recorder
 from services.workflow.redriver import Redriver
+from services.workflow.retention import Retention
 from services.workflow.store import Store
 from services.workflow.workflow_store import WorkflowReader
 from shared.core.errors import LegatoError
@@ -66,6 +67,7 @@ async def _record(context: Context, store: Store, lease: Lease) -> None:
         group.create_task(lease.keep(), name="lease")
         group.create_task(recorder.run(), name="recorder")
         group.create_task(redriver.run(patiently), name="redriver")
+        group.create_task(Retention(store, config).run(patiently), name="retention")
         group.create_task(PromptKeeper(context.bus, store, recorder, config).run(patiently), name="prompt-keeper")
 
 

@@ -177,9 +177,9 @@ VALUE = "SELECT value FROM workflow_values WHERE workflow = $1 AND token = $2"
 
 # --- what it cost ----------------------------------------------------------------------------------------------------------------
 
-COSTS = """
-WITH billed AS (
-    SELECT coalesce(w.kind, '') AS kind, s.tenant, s.model, a.*,
+# Attempts with whose they were and what they were for; a task is a workflow, or a step that belongs to none.
+_BILLED = """
+    SELECT coalesce(w.kind, '') AS kind, s.tenant, s.model, s.accepted_ns, a.*,
            CASE WHEN s.workflow <> '' THEN s.workflow ELSE s.step END AS task,
            CASE WHEN s.workflow <> '' THEN coalesce(w.success, false) ELSE s.status = 'succeeded' END AS successful,
            CASE WHEN a.ended_ns = 0 THEN CASE WHEN a.estimated THEN 'lost' ELSE '' END
@@ -189,9 +189,9 @@ WITH billed AS (
                 WHEN a.status IN ('cancelled', 'expired') THEN 'cancelled'
                 ELSE 'failed' END AS waste
     FROM steps s JOIN attempts a USING (step) LEFT JOIN workflows w ON w.workflow = s.workflow AND s.workflow <> ''
-    WHERE s.accepted_ns >= $1
-)
-SELECT kind, tenant, model,
+"""
+
+_SUMS = """
        count(DISTINCT task) AS tasks, count(DISTINCT task) FILTER (WHERE successful) AS successful,
        count(DISTINCT billed.step) AS steps, count(*) AS attempts, count(*) FILTER (WHERE ended_ns = 0 AND NOT estimated) AS unbilled,
        sum(prompt_tokens)::bigint AS prompt_tokens, sum(cached_tokens)::bigint AS cached_tokens,
@@ -204,5 +204,67 @@ SELECT kind, tenant, model,
        coalesce(sum(gpu_s) FILTER (WHERE waste = 'cancelled'), 0) AS cancelled_gpu_s,
        coalesce(sum(gpu_s) FILTER (WHERE waste = 'superseded'), 0) AS superseded_gpu_s,
        coalesce(sum(usd) FILTER (WHERE waste = 'lost'), 0) AS lost_usd,
-       coalesce(sum(gpu_s) FILTER (WHERE waste = 'lost'), 0) AS lost_gpu_s
-FROM billed GROUP BY kind, tenant, model ORDER BY usd DESC, gpu_s DESC, kind, tenant, model LIMIT $2"""
+       coalesce(sum(gpu_s) FILTER (WHERE waste = 'lost'), 0) AS lost_gpu_s"""
+
+COST_COUNTS = ("tasks", "successful", "steps", "attempts", "unbilled", "prompt_tokens", "cached_tokens", "resumed_tokens", "output_tokens")
+COST_AMOUNTS = (
+    *("gpu_s", "usd", "failed_usd", "cancelled_usd", "superseded_usd"),
+    *("failed_gpu_s", "cancelled_gpu_s", "superseded_gpu_s", "lost_usd", "lost_gpu_s"),
+)
+_COST_COLUMNS = ", ".join((*COST_COUNTS, *COST_AMOUNTS))
+_COST_TOTALS = ", ".join(
+    (*(f"sum({name})::bigint AS {name}" for name in COST_COUNTS), *(f"sum({name}) AS {name}" for name in COST_AMOUNTS))
+)
+
+# What is still there by its attempts, and what is not by the sums that are kept.
+COSTS = f"""
+WITH billed AS ({_BILLED} WHERE s.accepted_ns >= $1),
+present AS (SELECT kind, tenant, model, {_SUMS} FROM billed GROUP BY kind, tenant, model)
+SELECT kind, tenant, model, {_COST_TOTALS}
+FROM (
+    SELECT kind, tenant, model, {_COST_COLUMNS} FROM present
+    UNION ALL
+    SELECT kind, tenant, model, {_COST_COLUMNS} FROM past_costs WHERE hour_ns >= $1
+) AS costs
+GROUP BY kind, tenant, model ORDER BY usd DESC, gpu_s DESC, kind, tenant, model LIMIT $2"""
+
+# --- what is kept no longer ------------------------------------------------------------------------------------------------------
+
+# Steps that belong to no workflow and ended before $1, the oldest.
+RETIRED_STEPS = """
+SELECT step FROM steps
+WHERE workflow = '' AND accepted_ns < $1 AND settled_ns > 0 AND settled_ns < $1 ORDER BY accepted_ns LIMIT $2 FOR UPDATE SKIP LOCKED"""
+
+# Workflows of which nothing has been heard since $1, whose deadline is over, and which have no open step; also those that nobody opened,
+# which are but a name on steps.
+RETIRED_WORKFLOWS = """
+SELECT n.workflow FROM (
+    SELECT workflow FROM workflows WHERE opened_ns < $1
+    UNION
+    SELECT workflow FROM steps WHERE workflow <> '' AND accepted_ns < $1
+) n
+WHERE NOT EXISTS (SELECT 1 FROM workflows w WHERE w.workflow = n.workflow AND greatest(w.opened_ns, w.deadline_ns, w.closed_ns) >= $1)
+  AND NOT EXISTS (SELECT 1 FROM workflow_values v WHERE v.workflow = n.workflow AND v.recorded_ns >= $1)
+  AND NOT EXISTS (SELECT 1 FROM steps s WHERE s.workflow = n.workflow AND s.workflow <> '' AND (s.settled_ns = 0 OR s.settled_ns >= $1))
+ORDER BY n.workflow LIMIT $2"""
+
+STEPS_OF = "SELECT step FROM steps WHERE workflow = ANY($1::text[]) AND workflow <> '' FOR UPDATE"
+
+# A task is counted in the hour of its first step, with all that it has cost.
+SUM_UP = f"""
+WITH billed AS (
+    SELECT *, min(accepted_ns) OVER (PARTITION BY task, tenant, model) / 3600000000000 * 3600000000000 AS hour_ns
+    FROM ({_BILLED} WHERE s.step = ANY($1::text[])) AS attempts
+)
+INSERT INTO past_costs AS p (hour_ns, kind, tenant, model, {_COST_COLUMNS})
+SELECT hour_ns, kind, tenant, model, {_SUMS} FROM billed GROUP BY hour_ns, kind, tenant, model
+ON CONFLICT (hour_ns, kind, tenant, model) DO UPDATE SET
+    {", ".join(f"{name} = p.{name} + excluded.{name}" for name in (*COST_COUNTS, *COST_AMOUNTS))}"""
+
+FORGET_ATTEMPTS = "DELETE FROM attempts WHERE step = ANY($1::text[])"
+
+FORGET_STEPS = "DELETE FROM steps WHERE step = ANY($1::text[])"
+
+FORGET_VALUES = "DELETE FROM workflow_values WHERE workflow = ANY($1::text[])"
+
+FORGET_WORKFLOWS = "DELETE FROM workflows WHERE workflow = ANY($1::text[])"

@@ -80,6 +80,22 @@ class Store:
         """Bill attempts by estimate, unless they have reported meanwhile."""
         await self._pool.execute(sql.ESTIMATE, *columns((e.step, e.attempt, e.gpu_s, e.usd) for e in estimates))
 
+    async def forget_steps(self, before_ns: int, most: int) -> int:
+        """Remove steps without a workflow that ended before then, the oldest, and keep what they have cost; how many."""
+        async with self._pool.acquire() as connection, connection.transaction():
+            steps = [row["step"] for row in await connection.fetch(sql.RETIRED_STEPS, before_ns, most)]
+            await _forget(connection, steps)
+        return len(steps)
+
+    async def forget_workflows(self, before_ns: int, most: int) -> int:
+        """Remove workflows of which nothing was heard since then, with all that is theirs, and keep what they have cost; how many."""
+        async with self._pool.acquire() as connection, connection.transaction():
+            workflows = [row["workflow"] for row in await connection.fetch(sql.RETIRED_WORKFLOWS, before_ns, most)]
+            await _forget(connection, [row["step"] for row in await connection.fetch(sql.STEPS_OF, workflows)])
+            await connection.execute(sql.FORGET_VALUES, workflows)
+            await connection.execute(sql.FORGET_WORKFLOWS, workflows)
+        return len(workflows)
+
     # --- reading -------------------------------------------------------------------------------------------------------------
 
     async def outcomes(self, steps: Sequence[StepId]) -> list[StepSettled]:
@@ -129,6 +145,13 @@ class Store:
         """Of the steps that were accepted since then."""
         rows = await self._pool.fetch(sql.COSTS, since_ns, COSTS_MAX)
         return CostReport(costs=[Cost(**dict(row)) for row in rows], since_ns=since_ns)
+
+
+async def _forget(connection: Connection, steps: list[StepId]) -> None:
+    if steps:
+        await connection.execute(sql.SUM_UP, steps)
+        await connection.execute(sql.FORGET_ATTEMPTS, steps)
+        await connection.execute(sql.FORGET_STEPS, steps)
 
 
 async def _write(connection: Connection, changes: Changes, now_ns: int) -> list[StepId]:
