@@ -19,6 +19,7 @@ ResultT = TypeVar("ResultT")
 
 Nats = Annotated[str, typer.Option("--nats", metavar="URL", help=f"Address of NATS. Default: {BUS_VARIABLE}, else that of `legato up`.")]
 Data = Annotated[Path, typer.Option("--data", metavar="DIR", envvar="LEGATO_DATA", help="Directory of `legato up`.")]
+Key = Annotated[str, typer.Option("--key", envvar="LEGATO_API_KEY", help="API key.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Config = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Configuration file (TOML).")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Override one setting; may be repeated.")]

@@ -13,7 +13,7 @@ import typer
 
 from legato.addresses import DATA
 from legato.client import Client, Step
-from legato.commands.options import Data, Json, Nats, connected_client, finish
+from legato.commands.options import Data, Json, Key, Nats, connected_client, finish
 from legato.console import print_json, say, saying_when_slow
 from legato.outcome import Result, StepError
 from legato.request import StepRequest
@@ -37,7 +37,6 @@ class Timings(msgspec.Struct, kw_only=True):
 Text = Annotated[str, typer.Argument(help="What to say; `-` reads standard input.")]
 Model = Annotated[str, typer.Option("--model", "-m", help="Default: the first one served (`legato models`).")]
 Stream = Annotated[bool | None, typer.Option("--stream/--no-stream", help="Show the text as it comes. Default: yes, but not with --json.")]
-Key = Annotated[str, typer.Option("--key", envvar="LEGATO_API_KEY", help="API key.")]
 
 
 def submit(  # noqa: PLR0913  # options

@@ -1,4 +1,4 @@
-"""`legato workflow list|show|cancel`: what programs of many steps have done, and what they cost."""
+"""`legato workflow list|show|resume|cancel`: what programs of many steps have done, and what they cost."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,7 +9,7 @@ from rich.text import Text
 
 from legato.addresses import DATA
 from legato.client import Client
-from legato.commands.options import Data, Json, Nats, connected_client, finish
+from legato.commands.options import Data, Json, Key, Nats, connected_client, finish
 from legato.console import coloured, out, print_json, say, table
 from legato.request import checked_id
 from shared.contracts import subjects
@@ -18,15 +18,21 @@ from shared.contracts.steps import StepState
 from shared.contracts.workflows import WorkflowList, WorkflowRecord, WorkflowState, WorkflowStep
 from shared.core.errors import LegatoError
 from shared.core.money import nano_usd, spelled
+from shared.core.workflows import OPEN, Terms
+from shared.runtime.resuming import resume as resumed
+from shared.runtime.workflow_run import WorkflowRun, opening
 
 TOKENS = ("PROMPT", "CACHED", "OUTPUT")
+
+ANSWER_S = 10.0  # for the workflow service, or its Postgres, to come back
 
 workflow = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="""Show and stop workflows: programs of many steps (docs/workflows.md).
+    help="""Show, resume and stop workflows: programs of many steps (docs/workflows.md).
 
-    A workflow that was broken off is resumed by starting its program again: it finds what it has done.
+    A program that was broken off is started again: it finds what it has done. `resume` tries anew,
+    meanwhile, what of its steps did not succeed.
 
         legato workflow list
         legato workflow show q3-report
@@ -35,6 +41,7 @@ workflow = typer.Typer(
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="The workflow's id, as its program chose it.")]
 Most = Annotated[int, typer.Option("--most", min=1, max=1_000, help="How many at most, the newest first.")]
+Budget = Annotated[float | None, typer.Option("--budget-usd", help="What it may cost in all from now on. Default: as before.")]
 Why = Annotated[str, typer.Option("--why", help="The reason, for whoever looks at the steps later.")]
 
 
@@ -55,6 +62,20 @@ def show(id: Id, json: Json = False, nats: Nats = "", data: Data = DATA) -> None
     legato workflow show q3-report
     """
     finish(_show(id, json, nats, data))
+
+
+@workflow.command()
+def resume(  # noqa: PLR0913  # options
+    id: Id, budget: Budget = None, key: Key = "", json: Json = False, nats: Nats = "", data: Data = DATA
+) -> None:
+    """Try anew each named step of a workflow that did not succeed. Its program joins them when it is started again.
+
+    What runs goes on, what succeeded stays, and nothing is paid for twice. It needs the API key that opened the workflow.
+
+        legato workflow resume q3-report
+        legato workflow resume q3-report --budget-usd 5
+    """
+    finish(_resume(id, budget, key, json, nats, data))
 
 
 @workflow.command()
@@ -112,6 +133,26 @@ async def _show(workflow_id: str, json: bool, nats: str, data: Path) -> None:
     if record.values:
         out.print(f"recorded: {', '.join(record.values)}", soft_wrap=True, markup=False)
     say("what happened to a step: legato timeline ID")
+
+
+async def _resume(workflow_id: str, budget: float | None, key: str, json: bool, nats: str, data: Path) -> None:  # noqa: PLR0913
+    async with connected_client(nats, data, key) as client:
+        run = WorkflowRun(client.bus, opening(workflow_id, "", client.key, Terms(budget_usd=budget)), ANSWER_S)
+        await run.join()
+        await run.renew_budget()
+        steps = await resumed(client.bus, run)
+    if json:
+        for each in steps:
+            print_json(each)
+        return
+    rows = table("STEP", "WAS", "NOW", "ID")
+    for each in steps:
+        now = "tried anew" if each.resumed else each.why or ("goes on" if each.was in OPEN else "stays")
+        rows.add_row(each.name, each.was, coloured(now, bool(each.why)), each.step)
+    out.print(rows)
+    if run.record.step_count > len(run.record.steps):
+        say(f"of its {run.record.step_count:,} steps only the newest {len(run.record.steps):,} were looked at")
+    say(f"to go on with what comes behind them, start its program again; `legato workflow show {workflow_id}` shows how they do")
 
 
 async def _cancel(workflow_id: str, why: str, nats: str, data: Path) -> None:

@@ -8,7 +8,7 @@ import msgspec
 from services.gateway import nvext
 from services.gateway.belonging import BUDGET_USD, DEADLINE_S, KIND, STEP_KEY, STEPS_PLANNED, WORKFLOW
 from services.gateway.dialect import NEUTRAL_CHAT, NEUTRAL_COMPLETION, ChatBody, CompletionBody
-from services.gateway.workflow_api import LIST_DEFAULT, LIST_MAX, Cancellation, Cancelled, Closing, NamedStep, Value
+from services.gateway.workflow_api import LIST_DEFAULT, LIST_MAX, Cancellation, Cancelled, Closing, NamedStep, Resumed, Resumption, Value
 from shared.contracts.document import INFO, Json
 from shared.contracts.workflows import WorkflowList, WorkflowRecord
 
@@ -56,7 +56,7 @@ ERROR: Json = {
         }
     },
 }
-_TYPES = (ChatBody, CompletionBody, Closing, Cancellation, Cancelled, NamedStep, Value, WorkflowList, WorkflowRecord)
+_TYPES = (ChatBody, CompletionBody, Closing, Cancellation, Cancelled, Resumption, Resumed, NamedStep, Value, WorkflowList, WorkflowRecord)
 
 
 def openapi() -> Json:
@@ -106,6 +106,9 @@ def _paths() -> Json:
         },
         "/v1/workflows/{id}/cancel": {
             "post": _operation("cancel", "Cancel the steps that wait or run.", _schema(Cancelled), one, _schema(Cancellation))
+        },
+        "/v1/workflows/{id}/resume": {
+            "post": _operation("resume", "Try anew what did not succeed.", _schema(Resumed), one, _schema(Resumption))
         },
         "/v1/workflows/{id}/steps/{name}": {"get": _operation("step", "A step with its attempts.", _schema(NamedStep), [*one, named])},
         "/v1/workflows/{id}/values/{name}": {

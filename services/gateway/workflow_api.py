@@ -17,11 +17,12 @@ from services.gateway.workflows import Workflows, away
 from shared.contracts import subjects
 from shared.contracts.outcomes import Problem, Reason
 from shared.contracts.steps import StepRecord, StepState
-from shared.contracts.workflows import WorkflowList, WorkflowRecord, WorkflowsAsked, WorkflowState
+from shared.contracts.workflows import StepResumed, WorkflowList, WorkflowRecord, WorkflowsAsked, WorkflowState
 from shared.core.errors import LegatoError
 from shared.core.machine import ENCODER
-from shared.core.workflows import RecordAway, Unfit, WorkflowError, checked_name
+from shared.core.workflows import RecordAway, Terms, Unfit, WorkflowError, checked_name
 from shared.runtime.bus import Bus
+from shared.runtime.resuming import resume
 from shared.runtime.workflow_run import WorkflowRun, ask
 
 LIST_DEFAULT = 100
@@ -46,6 +47,18 @@ class Cancelled(msgspec.Struct, frozen=True, kw_only=True):
     """Its answer: how many steps were running, and are asked to stop."""
 
     cancelled: int
+
+
+class Resumption(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of `POST /v1/workflows/{id}/resume`, which may be empty: what the workflow may cost from now on."""
+
+    budget_usd: float | None = None
+
+
+class Resumed(msgspec.Struct, frozen=True, kw_only=True):
+    """Its answer: what became of each named step."""
+
+    steps: list[StepResumed]
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +96,7 @@ class WorkflowApi:
             web.get(one, self._guarded(self.show)),
             web.post(f"{one}/complete", self._guarded(self.complete)),
             web.post(f"{one}/cancel", self._guarded(self.cancel)),
+            web.post(f"{one}/resume", self._guarded(self.resume)),
             web.get(one + "/steps/{name:.+}", self._guarded(self.step)),
             web.get(one + "/values/{name:.+}", self._guarded(self.value)),
             web.put(one + "/values/{name:.+}", self._guarded(self.keep)),
@@ -115,6 +129,14 @@ class WorkflowApi:
         run = await self._joined(request)
         said = msgspec.json.decode(await self._body(request) or b"{}", type=Cancellation)
         return record(Cancelled(cancelled=await run.cancel(said.why)))
+
+    async def resume(self, request: web.Request) -> web.StreamResponse:
+        """Try anew what did not succeed."""
+        said = msgspec.json.decode(await self._body(request) or b"{}", type=Resumption)
+        run = self._workflows.fresh(_key(request), request.match_info["id"], Terms(budget_usd=said.budget_usd))
+        await run.join()
+        await run.renew_budget()
+        return record(Resumed(steps=await resume(self._bus, run)))
 
     async def step(self, request: web.Request) -> web.StreamResponse:
         """A step by its name."""
@@ -170,7 +192,7 @@ class WorkflowApi:
                 except (_Refused, Unfit) as error:
                     return refusal(error.problem)
                 except msgspec.ValidationError as error:
-                    return refusal(explain(error, Closing | Cancellation))
+                    return refusal(explain(error, Closing | Cancellation | Resumption))
                 except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                     return refusal(Problem(reason=Reason.INVALID, message=f"the body should be JSON: {error}"))
                 except WorkflowError as error:

@@ -33,6 +33,8 @@ SESSIONS_MAX = 10_000  # whose opening is remembered
 
 _Name = tuple[str, str]  # key of the caller, id of the workflow
 
+NO_TERMS = Terms()
+
 
 class Workflows:
     """Methods raise Unfit, WorkflowError, RecordAway, BusError and StoreError where they do not say otherwise."""
@@ -75,10 +77,14 @@ class Workflows:
         """The run of a workflow that somebody has opened."""
         known = self._kept((key, workflow))
         if known is None:
-            known = WorkflowRun(self._bus, opening(workflow, "", key, Terms()), self._config.workflow_wait_ms / 1e3)
+            known = self.fresh(key, workflow)
             await known.join()
             self._keep(known)
         return known
+
+    def fresh(self, key: str, workflow: str, terms: Terms = NO_TERMS) -> WorkflowRun:
+        """A run of a workflow that is to be joined, with the record as it is then."""
+        return WorkflowRun(self._bus, opening(workflow, "", key, terms), self._config.workflow_wait_ms / 1e3)
 
     # --- steps ---------------------------------------------------------------------------------------------------------------
 

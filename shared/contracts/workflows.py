@@ -112,6 +112,16 @@ class WorkflowRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     problem: Problem | None = None
 
 
+class StepResumed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What resuming its workflow did to a named step. `step`: the try that counts now; `was`: how the newest one stood before."""
+
+    name: str
+    step: StepId
+    was: StepState
+    resumed: bool  # it is tried anew
+    why: str = ""  # why not, where it ought to be
+
+
 class WorkflowsAsked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The request on `legato.query.workflows`; a mere number is `most`, and nothing is all that fit."""
 

@@ -7,6 +7,7 @@ that without being begun again. Steps are submitted and read by whoever has the 
 import asyncio
 import logging
 import math
+from collections import deque
 from typing import TypeVar
 
 import msgspec
@@ -60,6 +61,7 @@ ANSWER_TIMEOUT_S = 10.0
 RECORD_PATIENCE_S = 60.0  # for the workflow service, or its Postgres, to come back
 RECORD_AGAIN_S = 0.5
 TIMEOUT_MAX_MS = 3_600_000  # what a fleet grants by default; with more time left, a step has the fleet's own limit
+PLACED_MAX = 1_000  # steps of the last moments: Postgres knows of them within tenths of a second
 TRIES_MAX = 100  # of one step over all runs of the program
 
 AnswerT = TypeVar("AnswerT", bound=msgspec.Struct)
@@ -112,6 +114,7 @@ class WorkflowRun:
         self._patience_s = patience_s
         self._deadline_ns = 0
         self._steps: dict[StepId, WorkflowStep] = {}
+        self._placed: deque[StepId] = deque(maxlen=PLACED_MAX)  # that were not there yet
 
     @property
     def budget_usd(self) -> float | None:
@@ -130,6 +133,10 @@ class WorkflowRun:
         known = record.state is not WorkflowState.UNKNOWN
         if known or first is not self._opening:
             await self._set_budget(record.budget_usd if known else first.budget_usd)
+
+    async def renew_budget(self) -> None:
+        """Tell the budget of a workflow that was joined: the one that this run names, or the former one."""
+        await self._set_budget(self.record.budget_usd)
 
     async def join(self) -> None:
         """Go on with what is there. Raises NoWorkflow where there is nothing, and what `begin` raises."""
@@ -166,6 +173,7 @@ class WorkflowRun:
             known = await self._known(candidate)
             if known is None:  # it may be under way all the same, in another run, without a token yet
                 await self.compare(name, candidate, submission)
+                self._placed.append(candidate)
                 return Place(candidate, None)
             if known.input and known.input != fingerprint(submission):
                 raise InputChanged(name, await self._changed(candidate, submission))
@@ -202,8 +210,12 @@ class WorkflowRun:
         return min(remaining_ms, timeout_ms or remaining_ms) if remaining_ms <= TIMEOUT_MAX_MS else timeout_ms
 
     async def cancel(self, why: str) -> int:
-        """Cancel the steps that wait or run now; how many. Raises RecordAway."""
-        running = [each.step for each in (await self.recorded()).steps if each.status in OPEN]
+        """Cancel the steps that wait or run now; how many. Of what this run has asked for a moment ago the record may not know yet, nor of
+        what has just ended. Raises RecordAway."""
+        recorded = {each.step: each.status for each in (await self.recorded()).steps}
+        open_steps = [step for step, status in recorded.items() if status in OPEN]
+        fresh = [step for step in dict.fromkeys(self._placed) if step not in recorded]
+        running = [step for step in (*open_steps, *fresh) if (await self._said(step)) in (None, *OPEN)]
         for each in running:
             await cancel(self._bus, each, why)
         return len(running)

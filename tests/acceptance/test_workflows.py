@@ -167,6 +167,56 @@ async def test_the_deadline_is_that_of_the_first_opening(client: Client) -> None
             await late.step("a", prompt="Hello", **ASKED)
 
 
+async def command(fleet: Fleet, *words: str, status: int = 0) -> str:
+    """What `legato workflow ...` prints; of an error its words."""
+    argv = (sys.executable, "-m", "legato", "workflow", *words, "--nats", fleet.running.nats)
+    process = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
+    output, error = await asyncio.wait_for(process.communicate(), LIMIT_S)
+    assert process.returncode == status, error.decode()
+    return (output if status == 0 else error).decode()
+
+
+async def cancelled(client: Client, workflow: str) -> str:
+    """A workflow with a step "done" that succeeded and a step "long" that was cancelled after it had begun; the id of the latter."""
+    async with client.workflow("test", id=workflow) as wf:
+        await wf.step("done", prompt="Hello", **ASKED)
+        async for _ in wf.stream("long", prompt="Hello", model="sim-small", max_tokens=2_000):
+            break
+        assert await wf.cancel("enough") == 1
+    [long] = [each for each in (await recorded(client, workflow, 2)).steps if each.name == "long"]
+    assert long.status is StepState.CANCELLED
+    return long.step
+
+
+async def test_what_did_not_succeed_is_tried_anew_by_a_person_and_joined_by_its_program(fleet: Fleet, client: Client) -> None:
+    workflow = new_workflow()
+    former = await cancelled(client, workflow)
+    done, long = sorted(map(json.loads, (await command(fleet, "resume", workflow, "--json")).splitlines()), key=lambda each: each["name"])
+    assert (done["name"], done["was"], done["resumed"]) == ("done", "succeeded", False)
+    assert (long["name"], long["was"], long["resumed"]) == ("long", "cancelled", True)
+    assert long["step"] != former
+    assert "stays" in await command(fleet, "resume", workflow), "a second time it tries nothing twice"
+    async with client.workflow("test", id=workflow) as again:
+        result = await again.step("long", prompt="Hello", model="sim-small", max_tokens=2_000)
+    assert (result.id, len(result.tokens)) == (long["step"], 2_000)
+    record = await recorded(client, workflow, 3)
+    assert sorted((each.name, each.status) for each in record.steps) == [
+        ("done", StepState.SUCCEEDED),
+        ("long", StepState.CANCELLED),
+        ("long", StepState.SUCCEEDED),
+    ]
+
+
+async def test_what_has_ended_or_is_another_keys_is_not_resumed(fleet: Fleet, client: Client) -> None:
+    workflow = new_workflow()
+    await cancelled(client, workflow)
+    assert "another API key" in await command(fleet, "resume", workflow, "--key", "other", status=1)
+    assert "nobody has opened" in await command(fleet, "resume", new_workflow(), status=1)
+    async with client.workflow("test", id=workflow) as wf:
+        await wf.complete(success=False)
+    assert "does nothing new" in await command(fleet, "resume", workflow, status=1)
+
+
 async def test_the_command_shows_what_a_workflow_did(fleet: Fleet, client: Client) -> None:
     async with client.workflow("shown", id=new_workflow(), steps_planned=3) as workflow:
         await workflow.step("first", prompt="Hello", **ASKED)
@@ -177,8 +227,5 @@ async def test_the_command_shows_what_a_workflow_did(fleet: Fleet, client: Clien
         (("show", workflow.id), ("first", "succeeded", "looked up")),
         (("cancel", workflow.id), ()),
     ):
-        argv = (sys.executable, "-m", "legato", "workflow", *words, "--nats", fleet.running.nats)
-        process = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
-        output, error = await asyncio.wait_for(process.communicate(), LIMIT_S)
-        assert process.returncode == 0, error.decode()
-        assert all(word in output.decode() for word in expected), output.decode()
+        output = await command(fleet, *words)
+        assert all(word in output for word in expected), output

@@ -133,9 +133,11 @@ async def test_a_workflow_is_completed_listed_and_read_by_its_own_key_only(
             assert (workflow in [each.workflow for each in listed.workflows]) == found
 
 
-async def test_a_running_step_is_cancelled_with_its_workflow(fleet: Fleet, client: AsyncOpenAI, http: httpx.AsyncClient) -> None:
+async def test_a_running_step_is_cancelled_with_its_workflow_and_resumed_with_it(
+    fleet: Fleet, client: AsyncOpenAI, http: httpx.AsyncClient
+) -> None:
     workflow = new_workflow()
-    asked = ASKED | {"max_tokens": 10_000}
+    asked = ASKED | {"max_tokens": 2_000}
     stream = await client.chat.completions.create(**asked, stream=True, extra_headers=headers_of(workflow))
     await anext(aiter(stream))
     await recorded(http, f"/workflows/{workflow}", lambda record: record.get("steps"))
@@ -144,3 +146,9 @@ async def test_a_running_step_is_cancelled_with_its_workflow(fleet: Fleet, clien
         [chunk async for chunk in stream]
     step = await recorded(http, f"/workflows/{workflow}/steps/write", lambda step: step["record"].get("settled_ns"))
     assert step["record"]["status"] == "cancelled"
+    [tried] = (await http.post(f"/workflows/{workflow}/resume")).json()["steps"]
+    assert (tried["name"], tried["was"], tried["resumed"]) == ("write", "cancelled", True)
+    step = await recorded(http, f"/workflows/{workflow}/steps/write", lambda step: step["tries"] == 2 and step["record"].get("settled_ns"))
+    assert (step["record"]["step"], step["record"]["status"]) == (tried["step"], "succeeded")
+    refused = await http.post(f"/workflows/{workflow}/resume", json={"budget": 1})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "budget")
