@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -19,14 +18,6 @@ from shared.runtime.lifecycle import while_connected
 from shared.runtime.publisher import StoreError, TooLarge, WrongLastSequence
 
 LIMIT_S = 20.0
-
-
-@pytest.fixture
-async def bus(fresh_nats: EmbeddedNats) -> AsyncIterator[Bus]:
-    bus = await Bus.connect(BusConfig(url=fresh_nats.url), "test")
-    await bus.ensure_streams()
-    yield bus
-    await bus.close()
 
 
 async def test_a_message_whose_headers_take_it_over_the_limit_does_not_end_the_connection(bus: Bus) -> None:

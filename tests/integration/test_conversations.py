@@ -16,20 +16,11 @@ from shared.contracts.streams import STEPS, TURNS
 from shared.core.conversation import Walk, chain, pieces_of, turn
 from shared.core.machine import ENCODER
 from shared.runtime import conversations
-from shared.runtime.bus import Bus, BusConfig
+from shared.runtime.bus import Bus
 from shared.runtime.conversations import Conversations, Reference, Sender, changed_parts
-from shared.runtime.embedded import EmbeddedNats
 
 LIMIT_S = 20.0
 KEY = "sha256:" + "a" * 64
-
-
-@pytest.fixture
-async def bus(fresh_nats: EmbeddedNats) -> AsyncIterator[Bus]:
-    bus = await Bus.connect(BusConfig(url=fresh_nats.url), "test")
-    await bus.ensure_streams()
-    yield bus
-    await bus.close()
 
 
 def talk(number: int, name: str = "") -> list[ChatMessage]:

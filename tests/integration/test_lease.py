@@ -1,13 +1,12 @@
 """One process drives a partition, whatever NATS does; and no answer that was lost costs it the lease."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
 from shared.contracts.streams import LEASES_BUCKET
 from shared.runtime import lease as leases
-from shared.runtime.bus import Bus, BusConfig
+from shared.runtime.bus import Bus
 from shared.runtime.embedded import EmbeddedNats
 from shared.runtime.lease import Lease, LeaseLost
 
@@ -19,14 +18,6 @@ LIMIT_S = 20.0
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "RENEW_S", 0.1)
     monkeypatch.setattr(leases, "ANSWER_S", 0.3)
-
-
-@pytest.fixture
-async def bus(fresh_nats: EmbeddedNats) -> AsyncIterator[Bus]:
-    bus = await Bus.connect(BusConfig(url=fresh_nats.url), "test")
-    await bus.ensure_streams()
-    yield bus
-    await bus.close()
 
 
 async def acquired(bus: Bus, instance: str) -> Lease:

@@ -1,14 +1,10 @@
 """Prompts that no open step can need are removed, and no others. The workflow service is a process of its own, as in test_workflow.py."""
 
 import asyncio
-import os
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 
 import msgspec
 import pytest
-from workflow_messages import admitted, ended, new_step
+from workflow_messages import Start, admitted, ended, new_step
 
 from shared.contracts import subjects
 from shared.contracts.catalogue import KIND
@@ -17,16 +13,13 @@ from shared.contracts.ids import ModelName, StepId
 from shared.contracts.steps import Prompt, StepAdmitted
 from shared.contracts.streams import PROMPTS, STEPS
 from shared.core.machine import ENCODER
-from shared.runtime.bus import Bus, BusConfig
+from shared.runtime.bus import Bus
 from shared.runtime.clock import now_ns
-from shared.runtime.embedded import EmbeddedNats, EmbeddedPostgres
-from shared.runtime.process import ManagedProcess, ProcessSpec
+from shared.runtime.embedded import EmbeddedPostgres
 
 WITHIN_S = 120.0
 KEPT_S = 0.3
 HOUR_NS = 3_600_000_000_000
-
-Start = Callable[..., Awaitable[ManagedProcess]]
 
 
 class Fleet:
@@ -74,38 +67,21 @@ class Fleet:
 
 
 @pytest.fixture
-async def fleet(fresh_nats: EmbeddedNats) -> AsyncIterator[Fleet]:
-    bus = await Bus.connect(BusConfig(url=fresh_nats.url), "test")
-    await bus.ensure_streams()
-    yield Fleet(bus)
-    await bus.close()
+async def fleet(bus: Bus) -> Fleet:
+    return Fleet(bus)
 
 
 @pytest.fixture
-async def start(fresh_nats: EmbeddedNats, database: str, server_directory: Path) -> AsyncIterator[Start]:
-    processes: list[ManagedProcess] = []
-
-    async def run(*settings: str, instance: str = "workflow-1", dsn: str = database) -> ManagedProcess:
-        argv = [sys.executable, "-m", "services.workflow", "--instance", instance]
-        argv += [
-            part for setting in (f"prompts_kept_s={KEPT_S}", "prompts_sweep_ms=20", *settings) for part in ("--set", f"workflow.{setting}")
-        ]
-        env = {**os.environ, "LEGATO_BUS_URL": fresh_nats.url, "LEGATO_POSTGRES_DSN": dsn, "PYTHONWARNINGS": "error"}
-        process = ManagedProcess(ProcessSpec(name=instance, argv=argv, env=env, log=server_directory / f"{instance}.log"))
-        await process.start()
-        processes.append(process)
-        return process
-
-    yield run
-    for process in processes:
-        await process.stop(10.0)
+def start_keeping(start: Start) -> Start:
+    """A service that keeps prompts for KEPT_S and looks all the time."""
+    return lambda *settings, **rest: start(f"prompts_kept_s={KEPT_S}", "prompts_sweep_ms=20", *settings, **rest)
 
 
-async def test_what_is_older_than_every_open_step_goes_and_nothing_else(fleet: Fleet, start: Start) -> None:
+async def test_what_is_older_than_every_open_step_goes_and_nothing_else(fleet: Fleet, start_keeping: Start) -> None:
     old, open_, younger, youngest = await fleet.steps(4)
     for step in (old, younger):
         await fleet.say(ended(step))
-    await start()
+    await start_keeping()
     await fleet.gone(old)
     assert await fleet.prompts() == {open_, younger, youngest}
     await fleet.say(ended(open_))
@@ -116,7 +92,7 @@ async def test_what_is_older_than_every_open_step_goes_and_nothing_else(fleet: F
 
 
 @pytest.mark.parametrize("wrong_by_ns", [-HOUR_NS, HOUR_NS])
-async def test_a_clock_that_is_wrong_costs_no_open_step_its_prompt(fleet: Fleet, start: Start, wrong_by_ns: int) -> None:
+async def test_a_clock_that_is_wrong_costs_no_open_step_its_prompt(fleet: Fleet, start_keeping: Start, wrong_by_ns: int) -> None:
     """Admission's, against that of nats-server."""
     steps = [new_step() for _ in range(4)]
     for step in steps:
@@ -125,7 +101,7 @@ async def test_a_clock_that_is_wrong_costs_no_open_step_its_prompt(fleet: Fleet,
     old, open_, younger, youngest = steps
     for step in (old, younger):
         await fleet.say(ended(step))
-    await start()
+    await start_keeping()
     if wrong_by_ns > 0:
         await fleet.gone(old)
         assert await fleet.prompts() == {open_, younger, youngest}
@@ -135,10 +111,10 @@ async def test_a_clock_that_is_wrong_costs_no_open_step_its_prompt(fleet: Fleet,
         await fleet.gone(step)
 
 
-async def test_a_step_that_was_announced_again_late_still_has_its_prompt(fleet: Fleet, start: Start) -> None:
+async def test_a_step_that_was_announced_again_late_still_has_its_prompt(fleet: Fleet, start_keeping: Start) -> None:
     old, open_ = await fleet.steps(2)
     await fleet.say(ended(old))
-    await start("stall_ms=100", "sweep_ms=50")
+    await start_keeping("stall_ms=100", "sweep_ms=50")
     announced = [0]
     async with asyncio.timeout(WITHIN_S):
         while len(announced) < 3:
@@ -151,21 +127,21 @@ async def test_a_step_that_was_announced_again_late_still_has_its_prompt(fleet: 
     assert msgspec.json.decode(again.data, type=StepAdmitted).step == open_
 
 
-async def test_a_service_that_starts_late_first_reads_what_was_admitted_meanwhile(fleet: Fleet, start: Start) -> None:
-    first = await start()
+async def test_a_service_that_starts_late_first_reads_what_was_admitted_meanwhile(fleet: Fleet, start_keeping: Start) -> None:
+    first = await start_keeping()
     [old] = await fleet.steps(1)
     await fleet.say(ended(old))
     await fleet.gone(old)
     await first.stop(10.0)
     steps = await fleet.steps(3)
-    await start(instance="workflow-2")
+    await start_keeping(instance="workflow-2")
     await fleet.say(ended(steps[0]))
     await fleet.gone(steps[0])
     assert await fleet.prompts() == set(steps[1:])
 
 
-async def test_without_postgres_nothing_is_removed(fleet: Fleet, start: Start, fresh_postgres: EmbeddedPostgres) -> None:
-    await start(dsn=fresh_postgres.dsn)
+async def test_without_postgres_nothing_is_removed(fleet: Fleet, start_keeping: Start, fresh_postgres: EmbeddedPostgres) -> None:
+    await start_keeping(dsn=fresh_postgres.dsn)
     [old] = await fleet.steps(1)
     await fleet.say(ended(old))
     await fleet.gone(old)
@@ -179,8 +155,8 @@ async def test_without_postgres_nothing_is_removed(fleet: Fleet, start: Start, f
     assert await fleet.prompts() == {open_}
 
 
-async def test_prompts_can_be_kept_as_long_as_the_stream_keeps_them(fleet: Fleet, start: Start) -> None:
-    process = await start("prompts_kept_s=0")
+async def test_prompts_can_be_kept_as_long_as_the_stream_keeps_them(fleet: Fleet, start_keeping: Start) -> None:
+    process = await start_keeping("prompts_kept_s=0")
     [step] = await fleet.steps(1)
     await fleet.say(ended(step))
     async with asyncio.timeout(WITHIN_S):

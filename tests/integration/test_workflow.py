@@ -3,14 +3,12 @@
 import asyncio
 import os
 import signal
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from pathlib import Path
+from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 import nats.errors
 import pytest
-from workflow_messages import CELL, LOST, TEXT, WORKER, admitted, dispatched, ended, new_step, whole
+from workflow_messages import CELL, LOST, TEXT, WORKER, Start, admitted, dispatched, ended, new_step, whole
 
 from services.workflow.config import WorkflowConfig
 from services.workflow.decide import decide
@@ -35,18 +33,15 @@ from shared.contracts.steps import (
 )
 from shared.contracts.streams import DEAD, OUT, STEPS
 from shared.core.machine import ENCODER
-from shared.runtime.bus import Bus, BusConfig
+from shared.runtime.bus import Bus
 from shared.runtime.clock import now_ns
 from shared.runtime.cursor import Record, Source
 from shared.runtime.db import DatabaseConfig, Pool, close_pool, open_pool
 from shared.runtime.embedded import EmbeddedNats, EmbeddedPostgres
 from shared.runtime.migrations import migrate
-from shared.runtime.process import ManagedProcess, ProcessSpec
 
 WITHIN_S = 120.0  # for anything that must happen; hit only when it never would
 QUICK = ("sweep_ms=50", "stall_ms=100", "grace_ms=100", "redrives_max=2")
-
-Start = Callable[..., Awaitable[ManagedProcess]]
 
 
 class Log:
@@ -91,33 +86,8 @@ class Log:
 
 
 @pytest.fixture
-async def log(fresh_nats: EmbeddedNats) -> AsyncIterator[Log]:
-    bus = await Bus.connect(BusConfig(url=fresh_nats.url), "test")
-    await bus.ensure_streams()
-    yield Log(bus)
-    await bus.close()
-
-
-@pytest.fixture
-async def start(fresh_nats: EmbeddedNats, database: str, server_directory: Path) -> AsyncIterator[Start]:
-    """Starts a process of the service; those that still run are stopped at the end."""
-    processes: list[ManagedProcess] = []
-
-    async def run(*settings: str, instance: str = "workflow-1", dsn: str = database) -> ManagedProcess:
-        argv = [sys.executable, "-m", "services.workflow", "--instance", instance]
-        argv += [part for setting in settings for part in ("--set", f"workflow.{setting}")]
-        env = {**os.environ, "LEGATO_BUS_URL": fresh_nats.url, "LEGATO_POSTGRES_DSN": dsn, "PYTHONWARNINGS": "error"}
-        process = ManagedProcess(ProcessSpec(name=instance, argv=argv, env=env, log=server_directory / f"{instance}.log"))
-        await process.start()
-        processes.append(process)
-        return process
-
-    yield run
-    for process in processes:
-        await process.stop(10.0)
-    for process in processes:
-        lines = (server_directory / f"{process.spec.name}.log").read_text().splitlines()
-        assert not [line for line in lines if "Traceback" in line and '"level":"warning"' not in line]  # asyncpg warns with one
+async def log(bus: Bus) -> Log:
+    return Log(bus)
 
 
 @pytest.fixture

@@ -1,11 +1,16 @@
 """Messages about a step, as the services send them, for the tests of the workflow service."""
 
+from collections.abc import Awaitable, Callable
+
 from shared.contracts.envelope import Message
 from shared.contracts.ids import CellId, MessageId, ModelName, StepId, TenantId, WorkerId, WorkflowId
 from shared.contracts.outcomes import FinishReason, Problem, Reason, Status, Usage
 from shared.contracts.steps import AttemptEnded, Job, Reservation, Sampling, StepAdmitted, StepDispatched
 from shared.runtime.clock import now_ns
 from shared.runtime.ids import new_id
+from shared.runtime.process import ManagedProcess
+
+Start = Callable[..., Awaitable[ManagedProcess]]  # of the workflow service, with settings
 
 MINUTE_NS = 60 * 10**9
 CELL, WORKER = CellId("local"), WorkerId("w1")
