@@ -16,6 +16,7 @@ from shared.contracts.ids import StepId, is_subject_token
 from shared.contracts.outcomes import Problem, Reason
 from shared.contracts.steps import ChatMessage, Sampling, Submission
 from shared.contracts.subjects import step_of
+from shared.core.tools import repeated
 from shared.runtime.ids import parse_traceparent
 
 COUNT_MAX = 2**31 - 1  # of sampling fields that count tokens: what engines hold in 32 bits
@@ -102,6 +103,11 @@ def _contradiction(submission: Submission) -> Problem | None:
     if given != 1:
         many = "none of them is there" if not given else "not both" if given == 2 else "not all"
         return invalid(f"give one of `messages`, `history` and `prompt`; {many}", "messages")
+    if submission.messages is None and not submission.history and (submission.tools or submission.chat_template_kwargs):
+        name = "tools" if submission.tools else "chat_template_kwargs"
+        return invalid(f"{name} is for the chat template: give `messages`, not `prompt`", name)
+    if submission.tools and (twice := repeated(submission.tools)):
+        return invalid(f"there are two tools named {twice}", "tools")
     if submission.workflow and not is_subject_token(submission.workflow):
         return invalid("a workflow id has up to 128 letters, digits, _ and -", "workflow")
     if submission.step_key and not submission.workflow:

@@ -5,23 +5,21 @@ do not wait.
 """
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import TypeVar
 
 import jinja2
-import jinja2.ext
 import msgspec
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from services.admission.reading import beyond_vocabulary
 from services.admission.refusal import invalid, plain
+from services.admission.templates import ChatTemplate, compile_template
 from shared.contracts.fleet import ModelCard
 from shared.contracts.outcomes import Problem, Reason
-from shared.contracts.steps import ChatMessage, Submission
+from shared.contracts.steps import Submission
 from shared.core.blocks import block_hashes
 
 INLINE_BYTES = 2_048  # of a submission's body. 2 KB tokenise in about 1 ms, a hop to a thread takes 0.1 ms
@@ -44,7 +42,7 @@ class Tokeniser:
 
     card: ModelCard
     tokenizer: Tokenizer
-    template: jinja2.Template
+    template: ChatTemplate
 
     def encode(self, submission: Submission) -> Encoded | Problem:
         """The prompt's tokens, each of which the engine has; or why there are none."""
@@ -64,21 +62,12 @@ class Tokeniser:
             return submission.prompt
         if submission.prompt is not None:
             return self._ids(submission.prompt, special=True)
-        text = self._render(submission.messages or [])
+        text = self.template.render(submission, self.card)
         return text if isinstance(text, Problem) else self._ids(text, special=False)
 
     def _ids(self, text: str, *, special: bool) -> list[int]:
         ids: list[int] = self.tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids
         return ids
-
-    def _render(self, messages: list[ChatMessage]) -> str | Problem:
-        """The conversation as the model's template writes it. The template is the model's own: whatever it raises is about the messages."""
-        card = self.card
-        try:
-            given = [msgspec.to_builtins(message) for message in messages]
-            return self.template.render(messages=given, add_generation_prompt=True, bos_token=card.bos_token, eos_token=card.eos_token)
-        except Exception as error:
-            return invalid(f"the chat template of {card.name} refuses these messages: {error or type(error).__name__}", "messages")
 
 
 class Tokenisers:
@@ -88,7 +77,7 @@ class Tokenisers:
         self._fetch = fetch
         self._kept = kept
         self._tokenizers: dict[str, Tokenizer] = {}
-        self._templates: dict[str, jinja2.Template] = {}
+        self._templates: dict[str, ChatTemplate] = {}
         self._loading = asyncio.Lock()
         self._pool = ThreadPoolExecutor(threads, "tokenising")
 
@@ -126,7 +115,7 @@ class Tokenisers:
                 return _broken(card, str(error))
             return _keep(self._tokenizers, card.tokenizer, tokenizer, self._kept)
 
-    def _compiled(self, card: ModelCard) -> jinja2.Template | Problem:
+    def _compiled(self, card: ModelCard) -> ChatTemplate | Problem:
         try:
             return _keep(self._templates, card.chat_template, compile_template(card.chat_template), TEMPLATES_MAX)
         except jinja2.TemplateError as error:
@@ -141,14 +130,6 @@ def read_tokenizer(content: bytes) -> Tokenizer:
     return tokenizer
 
 
-def compile_template(source: str) -> jinja2.Template:
-    """With what chat templates expect around them (transformers' `apply_chat_template` sets the custom). Raises jinja2.TemplateError."""
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols])
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    return environment.from_string(source)
-
-
 def _broken(card: ModelCard, why: str) -> Problem:
     return Problem(reason=Reason.INTERNAL, message=plain(f"the tokenizer of {card.name} cannot be used: {why}"))
 
@@ -159,12 +140,3 @@ def _keep(kept: dict[str, Kept], key: str, value: Kept, most: int) -> Kept:
     while len(kept) > most:
         del kept[next(iter(kept))]
     return value
-
-
-def _to_json(value: Any, indent: int | None = None) -> str:
-    """Unlike jinja2's own, for a model and not for HTML: nothing is escaped."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)

@@ -53,10 +53,19 @@ SAMPLING = steps.Sampling(
     logprobs=2,
     ignore_eos=True,
 )
+TOOL = steps.Tool(
+    type="function",
+    function=steps.ToolFunction(
+        name="look_up",
+        description="Looks up what circles a planet.",
+        parameters={"type": "object", "properties": {"planet": {"type": "string"}}, "required": ["planet"]},
+    ),
+)
 TALK = [
     steps.ChatMessage(role="user", content="What circles the earth?", name="ada"),
     steps.ChatMessage(
         role="assistant",
+        reasoning_content="Better to look it up.",
         tool_calls=[{"id": "call_1", "type": "function", "function": {"name": "look_up", "arguments": "{}"}}],
     ),
     steps.ChatMessage(role="tool", content="moon", tool_call_id="call_1"),
@@ -85,6 +94,8 @@ CARD = fleet.ModelCard(
     eos_token_ids=[2],
     bos_token="<|im_start|>",
     eos_token="<|im_end|>",
+    tool_parser="hermes",
+    reasoning_parser="qwen3",
     unsupported=["logit_bias"],
 )
 ANSWER_TOKENS, ANSWER = [504, 2365, 30], "The moon."
@@ -162,6 +173,7 @@ DOORS: tuple[msgspec.Struct, ...] = (
     steps.Submission(model=MODEL, prompt=[1, 4093, 198]),
     steps.Submission(model=MODEL, prompt="Paris as JSON:", sampling=steps.Sampling(json_schema='{"type":"object"}')),
     steps.Submission(model=MODEL, history=CONVERSATION, key=f"sha256:{SHA256}"),
+    steps.Submission(model=MODEL, messages=TALK, tools=[TOOL], chat_template_kwargs={"enable_thinking": False}),
     steps.Turn(after=CONVERSATION, messages=TALK),
     steps.HandOverAsked(**_about(28, "worker"), attempt=2, tokens=2, chars=5),
     steps.HandedOver(last_seq=12, tokens=[30], text="."),

@@ -20,6 +20,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     eos_token_ids: list[int] = []
     bos_token: str = ""
     eos_token: str = ""
+    tool_parser: str = ""  # how the model writes calls (shared/core/parsing/reader.py); empty: nobody has said
+    reasoning_parser: str = ""  # how it writes what it thinks, likewise; empty: it does not
     unsupported: list[str] = []  # sampling fields that this engine must not be given (refused at the door, by name)
 
 

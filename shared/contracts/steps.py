@@ -1,7 +1,7 @@
 """The way of a step: submission, admission, routing, placement, attempts, settlement."""
 
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -13,6 +13,7 @@ from shared.contracts.outcomes import FinishReason, Problem, Reason, Status, Usa
 Grammar = Annotated[str, Meta(min_length=1, max_length=32_768)]  # it travels with the step from message to message
 MESSAGES_MAX = 10_000  # of a conversation
 CONVERSATION = Meta(max_length=32, pattern="^([0-9a-f]{32})?$")  # and no line end behind it, which `$` allows
+TOOLS_MAX = 128  # of a step, as OpenAI has it
 GRAMMARS = ("json_schema", "regex", "ebnf")  # the fields of Sampling that hold one
 
 
@@ -48,6 +49,22 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None  # what the model thought; most templates leave out that of earlier turns
+
+
+class ToolFunction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A function that the model may ask its reader to call. `parameters`: the JSON Schema of its arguments, an object."""
+
+    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$", max_length=64)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """As OpenAI has it, given to the model's chat template as it is."""
+
+    type: Literal["function"]
+    function: ToolFunction
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -68,6 +85,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MESSAGES_MAX)] | None = None
     history: Annotated[ConversationId, CONVERSATION] = ConversationId("")  # of a stored conversation, in place of its messages
     prompt: str | Annotated[list[int], Meta(min_length=1)] | None = None
+    tools: Annotated[list[Tool], Meta(min_length=1, max_length=TOOLS_MAX)] | None = None  # with messages only
+    chat_template_kwargs: Annotated[dict[str, Any], Meta(max_length=16)] = {}  # what else the chat template is told, by name
     sampling: Sampling = Sampling()
     key: Annotated[str, Meta(max_length=128)] = ""
     workflow: Annotated[str, Meta(max_length=128)] = ""

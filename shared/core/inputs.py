@@ -23,7 +23,7 @@ def fingerprint(submission: Submission) -> str:
 def differences(first: Submission, second: Submission) -> list[str]:
     """Which parts of what is asked for differ, by name: `model`, `messages[2]`, `sampling.temperature`. A conversation that one of them
     refers to differs from messages as a whole (`messages`)."""
-    names = [name for name in ("model", "prompt") if getattr(first, name) != getattr(second, name)]
+    names = [name for name in ("model", "prompt", "tools", "chat_template_kwargs") if getattr(first, name) != getattr(second, name)]
     old, new = first.messages or [], second.messages or []
     if first.history != second.history:
         old, new, names = [], [], [*names, "messages"]

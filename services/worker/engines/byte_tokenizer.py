@@ -13,8 +13,12 @@ SPECIAL_TOKENS = (END_OF_TEXT, MESSAGE_START, MESSAGE_END)
 VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)
 EOS_TOKEN_IDS = [256 + SPECIAL_TOKENS.index(MESSAGE_END), 256 + SPECIAL_TOKENS.index(END_OF_TEXT)]
 
-# Turns of a conversation in the ChatML manner; tool calls are shown as JSON.
+# Turns of a conversation in the ChatML manner; tools and tool calls are shown as JSON.
 CHAT_TEMPLATE = """\
+{%- if tools -%}
+<|im_start|>system
+{{ tools | tojson }}<|im_end|>
+{% endif -%}
 {%- for message in messages -%}
 <|im_start|>{{ message.role }}
 {{ message.content or "" }}{% if message.tool_calls %}{{ message.tool_calls | tojson }}{% endif %}<|im_end|>

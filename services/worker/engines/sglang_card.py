@@ -29,6 +29,8 @@ def read_card(config: SglangConfig) -> tuple[ModelCard, dict[str, bytes]]:
         eos_token_ids=_eos_token_ids(folder, model),
         bos_token=_text(tokenizer_settings.get("bos_token")),
         eos_token=_text(tokenizer_settings.get("eos_token")),
+        tool_parser=config.tool_parser,
+        reasoning_parser=config.reasoning_parser,
     )
     return card, {name: tokenizer}
 

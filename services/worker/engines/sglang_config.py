@@ -15,6 +15,8 @@ class SglangConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     model: ModelName = ModelName("smollm2-135m")  # the name that it is served under
     model_path: str = "models/smollm2-135m"
+    tool_parser: Literal["", "hermes", "llama3_json", "mistral"] = ""  # how the model writes calls (shared/core/parsing/calls.py)
+    reasoning_parser: Literal["", "deepseek_r1", "qwen3"] = ""  # how it writes what it thinks (shared/core/parsing/reasoning.py)
     python: str = ".venv-engine/bin/python"  # of the engine's own environment (deploy/engine/setup.sh)
     log_dir: str = ".legato/engine"  # of sglang-<pid of the worker>.log
     device: Literal["cpu", "cuda"] = "cpu"

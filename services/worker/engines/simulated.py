@@ -16,6 +16,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Hashable
 from hashlib import sha256
+from typing import Literal
 
 import msgspec
 
@@ -50,6 +51,8 @@ class SimulatedConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     tokens_per_step: int = 2048
     context_tokens: int = 32768
     kv_batches_max: int = 4096  # not yet read by the worker; older ones are dropped, a gap in seq shows it
+    tool_parser: Literal["", "hermes", "llama3_json", "mistral"] = ""  # what its card says; its prose has no calls
+    reasoning_parser: Literal["", "deepseek_r1", "qwen3"] = ""  # likewise
     crash_after_s: float | None = None  # fault drill: the engine dies that long after each load
 
     def batching(self) -> BatchingConfig:
@@ -322,6 +325,8 @@ class SimulatedEngine:
             block_tokens=self.config.block_tokens,
             eos_token_ids=byte_tokenizer.EOS_TOKEN_IDS,
             eos_token=byte_tokenizer.MESSAGE_END,
+            tool_parser=self.config.tool_parser,
+            reasoning_parser=self.config.reasoning_parser,
             unsupported=list(GRAMMARS),
         )
 
