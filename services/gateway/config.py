@@ -15,6 +15,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     bodies_bytes_max: Annotated[int, Meta(ge=1024)] = 256 * 2**20  # of all requests that are being read and submitted
     body_timeout_ms: Annotated[int, Meta(ge=1)] = 30_000  # for the body to arrive
     requests_max: Annotated[int, Meta(ge=1)] = 4096  # in flight; more are answered 503
+    choices_max: Annotated[int, Meta(ge=1, le=128)] = 16  # of one request (`n`): each is a step
     submit_timeout_ms: Annotated[int, Meta(ge=1)] = 10_000  # for JetStream to take a submission
     keep_alive_comment_ms: Annotated[int, Meta(ge=1)] = 5_000  # of silence, until a stream says `: keep-alive`
     idle_timeout_ms: Annotated[int, Meta(ge=1)] = 600_000  # of silence, until a step that named no timeout is given up

@@ -4,145 +4,46 @@ Rule: a parameter is either honoured or refused by its name, never ignored. Thos
 of `Neutral` in any value that would change something. What comes out is a submission that admission can read: ranges are checked by
 decoding it as admission does, so that they stand in one place (shared/contracts/steps.py).
 
-Shapes: OpenAI's API reference, chat and completions (https://platform.openai.com/docs/api-reference); top_k, min_p, repetition_penalty,
-min_tokens, ignore_eos, stop_token_ids, json_schema, regex and ebnf as in SGLang; nvext as in nvext.py. Headers: Authorization,
-X-Legato-Timeout-Ms, X-Legato-Priority, and those of belonging.py.
+Shapes: shapes.py. Headers: Authorization, X-Legato-Timeout-Ms, X-Legato-Priority, and those of belonging.py. Several choices are several
+submissions, which differ in seed and name only (shared/core/several.py).
 """
 
 import hashlib
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
-from services.gateway.belonging import Belonging, read_belonging
+from services.gateway.belonging import STEP_KEY, Belonging, read_belonging
 from services.gateway.nvext import NEUTRAL as NEUTRAL_NVEXT
-from services.gateway.nvext import NvExt, session_of
+from services.gateway.nvext import session_of
+from services.gateway.shapes import (
+    NEUTRAL_CHAT,
+    NEUTRAL_COMPLETION,
+    Body,
+    ChatBody,
+    CompletionBody,
+    Neutral,
+    RequestMessage,
+    ResponseFormat,
+    StreamOptions,
+)
+from services.gateway.tools import ToolUse, read_tools
 from shared.contracts.outcomes import Problem, Reason
 from shared.contracts.steps import ChatMessage, Sampling, Submission
 from shared.core.choices import choices_at
-from shared.core.workflows import Unfit
+from shared.core.several import choice, choice_key
+from shared.core.workflows import NAME_CHARS_MAX, Unfit
 
 COMPLETION_TOKENS_DEFAULT = 16  # OpenAI's default of max_tokens in /v1/completions; chat has none
 NAME_MAX = 64  # characters of a name that are repeated to its sender
+CHOICES_MAX = 16  # where nobody says otherwise
 TEXT_MAX = 200  # characters of a complaint, which may quote a value
 _HEADERS = {"timeout_ms": "X-Legato-Timeout-Ms", "priority": "X-Legato-Priority"}
 _INTEGER = re.compile(r"-?[0-9]{1,12}")
 
 
-class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    include_usage: bool | None = None
-    include_obfuscation: bool | None = None
-
-
-class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    type: Literal["text"]
-    text: str
-
-
-class RequestMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Fields that are None here come back empty when a client sends a reply of ours as history."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-    name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
-    tool_call_id: str | None = None
-    refusal: None = None
-    audio: None = None
-    function_call: None = None
-    annotations: None = None
-
-
-class FormatSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`strict` makes no difference: an output always follows its schema."""
-
-    name: str
-    schema: dict[str, Any]
-    description: str | None = None
-    strict: bool | None = None
-
-
-class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: FormatSchema | None = None
-
-
-class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What both doors take. What is Any is not supported; the NEUTRAL tables have the values that ask for nothing."""
-
-    model: str
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    min_tokens: int | None = None
-    max_tokens: int | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    ignore_eos: bool | None = None
-    json_schema: str | None = None
-    regex: str | None = None
-    ebnf: str | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    user: str | None = None
-    nvext: NvExt | None = None
-    n: Any = None
-    metadata: Any = None
-    store: Any = None
-    service_tier: Any = None
-
-
-class ChatBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    messages: list[RequestMessage]
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    tools: Any = None
-    tool_choice: Any = None
-    parallel_tool_calls: Any = None
-    functions: Any = None
-    function_call: Any = None
-    response_format: ResponseFormat | None = None
-    modalities: Any = None
-    audio: Any = None
-    prediction: Any = None
-    reasoning_effort: Any = None
-    verbosity: Any = None
-    web_search_options: Any = None
-
-
-class CompletionBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    prompt: str | list[int | str | list[int]]
-    logprobs: int | None = None
-    best_of: Any = None
-    echo: Any = None
-    suffix: Any = None
-
-
-Neutral = dict[str, tuple[object, ...]]  # name of a parameter -> the values, besides null, that ask for nothing
-_NEUTRAL: Neutral = {"n": (1,), "metadata": ({},), "store": (False,), "service_tier": ("auto", "default")}
-NEUTRAL_CHAT: Neutral = _NEUTRAL | {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "audio": (),
-    "prediction": (),
-    "reasoning_effort": ("none",),
-    "verbosity": (),
-    "web_search_options": (),
-}
-NEUTRAL_COMPLETION: Neutral = _NEUTRAL | {"best_of": (1,), "echo": (False,), "suffix": ("",)}
 _ANY_OBJECT = '{"type":"object"}'  # the schema of response_format json_object
 _SAMPLING = tuple(name for name in Sampling.__struct_fields__ if name not in ("max_tokens", "stop", "logprobs"))
 
@@ -156,6 +57,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
     submission: Submission
     data: bytes
+    n: int = 1  # choices
+    tools: ToolUse = ToolUse()
     names: Mapping[str, str] = {}  # of what has another name in the submission: that one -> as sent
     stream: bool = False
     include_usage: bool = False
@@ -164,6 +67,15 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def chat(self) -> bool:
         return self.submission.messages is not None
+
+    def choice(self, index: int) -> "Asked":
+        """The request of one choice, counted from 0."""
+        if index == 0:
+            return self
+        submission, belonging = choice(self.submission, index), self.belonging
+        if belonging is not None:
+            belonging = msgspec.structs.replace(belonging, name=choice_key(belonging.name, index))
+        return msgspec.structs.replace(self, submission=submission, data=msgspec.json.encode(submission), belonging=belonging)
 
 
 class _Refused(Exception):
@@ -174,10 +86,12 @@ class _Refused(Exception):
         self.problem = problem
 
 
-def read_request(body: bytes, headers: Mapping[str, str], *, chat: bool) -> Asked | Problem:
+def read_request(body: bytes, headers: Mapping[str, str], *, chat: bool, choices_max: int = CHOICES_MAX) -> Asked | Problem:
     """The request of one HTTP body, or what is wrong with it."""
     try:
-        return _read_chat(body, headers) if chat else _read_completion(body, headers)
+        asked = _read_chat(body, headers) if chat else _read_completion(body, headers)
+        _check_choices(asked, choices_max)
+        return asked
     except (_Refused, Unfit) as refused:
         return refused.problem
     except msgspec.ValidationError as error:
@@ -200,13 +114,16 @@ def _read_chat(data: bytes, headers: Mapping[str, str]) -> Asked:
         given, limit = "max_completion_tokens", body.max_completion_tokens
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     messages = [_message(message, index) for index, message in enumerate(body.messages)]
-    sampling = _formatted(_sampling(body, limit, logprobs), body.response_format)
+    tools, use, sampling = read_tools(body, _formatted(_sampling(body, limit, logprobs), body.response_format))
     common, belonging = _common(body, headers)
-    submission = Submission(model=body.model, messages=messages, sampling=sampling, **common)
+    said = _said_to_template(body)
+    submission = Submission(model=body.model, messages=messages, tools=tools, chat_template_kwargs=said, sampling=sampling, **common)
     names = {"max_tokens": given, "logprobs": "logprobs" if body.top_logprobs is None else "top_logprobs"}
     if body.json_schema is None:
-        names["json_schema"] = "response_format"
-    return _asked(body, submission, belonging, names)
+        names["json_schema"] = "tool_choice" if use.demanded else "response_format"
+    if body.reasoning_effort is not None:
+        names["chat_template_kwargs.reasoning_effort"] = "reasoning_effort"
+    return msgspec.structs.replace(_asked(body, submission, belonging, names), tools=use)
 
 
 def _read_completion(data: bytes, headers: Mapping[str, str]) -> Asked:
@@ -219,7 +136,14 @@ def _read_completion(data: bytes, headers: Mapping[str, str]) -> Asked:
     return _asked(body, submission, belonging, {})
 
 
-def _asked(body: _Body, submission: Submission, belonging: Belonging | None, names: Mapping[str, str]) -> Asked:
+def _check_choices(asked: Asked, choices_max: int) -> None:
+    if asked.n > choices_max:
+        raise _invalid("n", f"n is at most {choices_max} here, not {asked.n}")
+    if len(choice_key(asked.submission.step_key, asked.n - 1)) > NAME_CHARS_MAX:
+        raise _invalid(STEP_KEY, f"{STEP_KEY} and the number of a choice have at most {NAME_CHARS_MAX} characters together")
+
+
+def _asked(body: Body, submission: Submission, belonging: Belonging | None, names: Mapping[str, str]) -> Asked:
     if body.stream_options is not None and not body.stream:
         raise _invalid("stream_options", "stream_options needs stream to be true")
     options = body.stream_options or StreamOptions()
@@ -231,13 +155,14 @@ def _asked(body: _Body, submission: Submission, belonging: Belonging | None, nam
     except msgspec.ValidationError as error:
         raise _Refused(explain(error, Submission, names)) from error
     stream, usage = bool(body.stream), bool(options.include_usage)
-    return Asked(submission=submission, data=data, names=names, stream=stream, include_usage=usage, belonging=belonging)
+    asked = Asked(submission=submission, data=data, names=names, stream=stream, include_usage=usage, belonging=belonging)
+    return msgspec.structs.replace(asked, n=1 if body.n is None else body.n)
 
 
 # --- parts of a request ------------------------------------------------------------------------------------------------------
 
 
-def _refuse_unsupported(body: _Body, neutral: Neutral) -> None:
+def _refuse_unsupported(body: Body, neutral: Neutral) -> None:
     _refuse_unless(body, neutral, "")
     if body.nvext is not None:
         _refuse_unless(body.nvext, NEUTRAL_NVEXT, "nvext.")
@@ -250,7 +175,7 @@ def _refuse_unless(given: msgspec.Struct, neutral: Neutral, prefix: str) -> None
             raise _unsupported(prefix + name)
 
 
-def _sampling(body: _Body, max_tokens: int | None, logprobs: int | None) -> Sampling:
+def _sampling(body: Body, max_tokens: int | None, logprobs: int | None) -> Sampling:
     given = {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
     if body.stop is not None:
         given["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
@@ -274,14 +199,31 @@ def _formatted(sampling: Sampling, form: ResponseFormat | None) -> Sampling:
     return msgspec.structs.replace(sampling, json_schema=schema)
 
 
+def _said_to_template(body: ChatBody) -> dict[str, Any]:
+    said = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None and said.setdefault("reasoning_effort", body.reasoning_effort) != body.reasoning_effort:
+        raise _invalid("reasoning_effort", "reasoning_effort and chat_template_kwargs.reasoning_effort differ; give one of them")
+    return said
+
+
 def _message(message: RequestMessage, index: int) -> ChatMessage:
     content = message.content
     if isinstance(content, list):
         content = "".join(part.text for part in content)
     if content is None and not message.tool_calls:
         raise _invalid(f"messages[{index}].content", "a message needs content")
+    for number, call in enumerate(message.tool_calls or ()):
+        function = call.get("function")
+        if not (isinstance(function, dict) and isinstance(function.get("name"), str) and isinstance(function.get("arguments"), str)):
+            place = f"messages[{index}].tool_calls[{number}]"
+            raise _invalid(f"{place}.function", f"{place}.function should have a name and arguments, both strings")
     return ChatMessage(
-        role=message.role, content=content, name=message.name, tool_calls=message.tool_calls, tool_call_id=message.tool_call_id
+        role=message.role,
+        content=content,
+        name=message.name,
+        tool_calls=message.tool_calls,
+        tool_call_id=message.tool_call_id,
+        reasoning_content=message.reasoning_content,
     )
 
 
@@ -295,7 +237,7 @@ def _prompt(prompt: str | list[int | str | list[int]]) -> str | list[int]:
     return prompt[0]  # type: ignore[return-value]  # the only int was handled above
 
 
-def _common(body: _Body, headers: Mapping[str, str]) -> tuple[dict[str, Any], Belonging | None]:
+def _common(body: Body, headers: Mapping[str, str]) -> tuple[dict[str, Any], Belonging | None]:
     """What every submission says of itself, and the workflow that it belongs to."""
     common: dict[str, Any] = {"key": _key(headers), "user": body.user or ""}
     for field, name in _HEADERS.items():

@@ -91,9 +91,9 @@ def error_body(message: str, kind: str, *, param: str | None = None, code: str |
     return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
 
-def problem_of(end: End) -> Problem | None:
-    """What went wrong, None if nothing did."""
-    if end.status is Status.SUCCEEDED:
+def problem_of(end: End | None) -> Problem | None:
+    """What went wrong, None if nothing did (yet)."""
+    if end is None or end.status is Status.SUCCEEDED:
         return None
     return end.problem or Problem(reason=_REASON_OF.get(end.status, Reason.INTERNAL), message=f"the step was {end.status}")
 

@@ -57,11 +57,15 @@ class Exchange:
         self._loop = asyncio.get_running_loop()
         self._silence = self._limits(None)
 
+    def step_is(self, step: StepId) -> None:
+        """Be about this step."""
+        self.step = step
+        self._reader = OutputReader(self._bus, step)
+
     def share(self, step: StepId) -> None:
         """Be about this step, which others may have submitted and may read."""
-        self.step = step
+        self.step_is(step)
         self._shared = True
-        self._reader = OutputReader(self._bus, step)
 
     async def join(self, asked: Asked) -> Problem | None:
         """Listen to a shared step that was submitted before, from its beginning."""
@@ -121,7 +125,7 @@ class Exchange:
     @property
     def problem(self) -> Problem | None:
         """What went wrong, once there is an end."""
-        problem = problem_of(self.end) if self.end is not None else None
+        problem = problem_of(self.end)
         return as_sent(problem, self._names) if problem is not None else None
 
     async def close(self) -> None:

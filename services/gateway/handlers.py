@@ -10,13 +10,15 @@ from aiohttp import web
 from services.gateway.answers import answer, conflict, refusal
 from services.gateway.belonging import WORKFLOW
 from services.gateway.bodies import Bodies
+from services.gateway.choices import Choices
 from services.gateway.config import GatewayConfig
-from services.gateway.dialect import read_request
-from services.gateway.errors import body_of, error_body
+from services.gateway.dialect import Asked, read_request
+from services.gateway.errors import body_of, error_body, problem_of
 from services.gateway.exchange import Exchange, Farewells
 from services.gateway.gate import Gate
 from services.gateway.models import Models
 from services.gateway.replies import Reply, reply_to
+from services.gateway.tools import Reading, reading_of
 from services.gateway.workflows import Workflows
 from shared.contracts.envelope import Message
 from shared.contracts.outcomes import Problem, Reason
@@ -31,12 +33,15 @@ from shared.runtime.telemetry import Telemetry
 log = logging.getLogger(__name__)
 
 KEEP_ALIVE = b": keep-alive\n\n"
-STEP_HEADER = "X-Legato-Step"  # in replies: the step's id
+STEP_HEADER = "X-Legato-Step"  # in replies: the step's id; of several choices all, in order
 EVENT_STREAM = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # nginx would collect events otherwise
 }
+
+
+Came = list[tuple[int, list[Output]]]  # outputs by choice
 
 
 class _EventStream(web.StreamResponse):
@@ -94,21 +99,22 @@ class Handlers:
         if (closed := self.gate.closed) is not None:
             return refusal(closed)
         started_ns = now_ns()
-        exchange = Exchange(self.bus, self._config, self._trace(request), self.farewells, self._sender)
+        trace = self._trace(request)
+        choices = Choices(lambda: Exchange(self.bus, self._config, trace, self.farewells, self._sender))
         with self.gate.inside():
             try:
-                return await self._answer(request, exchange, chat=chat)
+                return await self._answer(request, choices, chat=chat)
             except asyncio.CancelledError:
                 self._telemetry.count("http_disconnects")
                 raise
             finally:
-                await exchange.close()
-                name, about = "http.chat" if chat else "http.completion", Message(step=exchange.step, trace=exchange.trace)
+                await choices.close()
+                name, about = "http.chat" if chat else "http.completion", Message(step=choices.first.step, trace=trace)
                 self._telemetry.span(name, about, started_ns)
 
-    async def _answer(self, request: web.Request, exchange: Exchange, *, chat: bool) -> web.StreamResponse:
+    async def _answer(self, request: web.Request, choices: Choices, *, chat: bool) -> web.StreamResponse:
         try:
-            accepted = await self._accept(request, exchange, chat=chat)
+            accepted = await self._accept(request, choices, chat=chat)
         except WorkflowError as error:
             return conflict(error)
         if isinstance(accepted, Problem):
@@ -117,43 +123,61 @@ class Handlers:
                 response.force_close()
             return response
         reply, stream = accepted
-        return await self._stream(request, exchange, reply) if stream else await self._collect(exchange, reply)
+        return await self._stream(request, choices, reply) if stream else await self._collect(choices, reply)
 
-    async def _accept(self, request: web.Request, exchange: Exchange, *, chat: bool) -> tuple[Reply, bool] | Problem:
-        """Body to submission. Nothing of either is kept: when this returns, their memory is free."""
+    async def _accept(self, request: web.Request, choices: Choices, *, chat: bool) -> tuple[Reply, bool] | Problem:
+        """Body to submissions. Nothing of either is kept: when this returns, their memory is free."""
         async with self.bodies.room(request) as refused:
             body = refused or await self.bodies.read(request)
-            asked = body if isinstance(body, Problem) else read_request(body, request.headers, chat=chat)
+            if isinstance(body, Problem):
+                return body
+            asked = read_request(body, request.headers, chat=chat, choices_max=self._config.choices_max)
             if isinstance(asked, Problem):
                 return asked
-            if asked.belonging is None:
-                problem = await exchange.submit(asked)
-            else:
-                problem = await self.workflows.submit(exchange, asked, asked.belonging)
-                exchange.workflow = asked.belonging.workflow
-            return problem or (reply_to(asked, exchange.step, int(time.time())), asked.stream)
+            reading = await self._reading(asked)
+            if isinstance(reading, Problem):
+                return reading
+            for index in range(asked.n):
+                problem = await self._submit(choices.choice(index), asked.choice(index))
+                if problem is not None:
+                    return problem
+            return reply_to(asked, choices.first.step, int(time.time()), reading), asked.stream
 
-    async def _collect(self, exchange: Exchange, reply: Reply) -> web.StreamResponse:
-        while exchange.end is None:
-            reply.fold(await exchange.outputs(self._config.idle_timeout_ms / 1e3))
-        if exchange.problem is not None:
-            return refusal(exchange.problem, _about(exchange))
-        return answer(reply.whole(exchange.end), headers=_about(exchange))
+    async def _reading(self, asked: Asked) -> Reading | Problem:
+        if not asked.chat:
+            return Reading()
+        model = asked.submission.model
+        return reading_of(asked.tools, asked.submission.sampling, await self._models.card(model), model)
 
-    async def _stream(self, request: web.Request, exchange: Exchange, reply: Reply) -> web.StreamResponse:
+    async def _submit(self, exchange: Exchange, asked: Asked) -> Problem | None:
+        if asked.belonging is None:
+            return await exchange.submit(asked)
+        problem = await self.workflows.submit(exchange, asked, asked.belonging)
+        exchange.workflow = asked.belonging.workflow
+        return problem
+
+    async def _collect(self, choices: Choices, reply: Reply) -> web.StreamResponse:
+        while not choices.ended:
+            for index, outputs in await choices.outputs(self._config.idle_timeout_ms / 1e3):
+                reply.fold(outputs, index)
+        if choices.problem is not None:
+            return refusal(choices.problem, _about(choices))
+        return answer(reply.whole(), headers=_about(choices))
+
+    async def _stream(self, request: web.Request, choices: Choices, reply: Reply) -> web.StreamResponse:
         """Events as outputs come, all that wait in one write. A refusal that is there before the first token has its own status."""
         quiet_s = self._config.keep_alive_comment_ms / 1e3
-        outputs = await exchange.outputs(quiet_s)
-        if len(outputs) == 1 and exchange.problem is not None:
-            return refusal(exchange.problem, _about(exchange))
-        response = _EventStream(headers={**EVENT_STREAM, **_about(exchange)})
+        came = await choices.outputs(quiet_s)
+        if choices.problem is not None and all(len(outputs) == 1 and outputs[0].end is not None for _, outputs in came):
+            return refusal(choices.problem, _about(choices))
+        response = _EventStream(headers={**EVENT_STREAM, **_about(choices)})
         try:
             await response.prepare(request)
-            while exchange.end is None:
-                await self._write(response, reply.events(outputs) if outputs else KEEP_ALIVE)
-                outputs = await exchange.outputs(quiet_s)
+            while not choices.ended:
+                await self._write(response, _events(reply, came) if came else KEEP_ALIVE)
+                came = await choices.outputs(quiet_s)
             async with asyncio.timeout(self._config.write_timeout_ms / 1e3):
-                await response.write_eof(_last(reply, outputs, exchange.problem))
+                await response.write_eof(_last(reply, came, choices.problem))
         except (ConnectionError, TimeoutError):
             self._telemetry.count("http_disconnects")
             response.force_close()
@@ -176,14 +200,19 @@ class Handlers:
         return str(context) if context is not None else ""
 
 
-def _about(exchange: Exchange) -> dict[str, str]:
-    """Which step a reply is of, and of which workflow."""
-    step = {STEP_HEADER: str(exchange.step)}
-    return {**step, WORKFLOW: exchange.workflow} if exchange.workflow else step
+def _about(choices: Choices) -> dict[str, str]:
+    """Which steps a reply is of, and of which workflow."""
+    steps = {STEP_HEADER: ", ".join(choices.steps)}
+    return {**steps, WORKFLOW: choices.first.workflow} if choices.first.workflow else steps
 
 
-def _last(reply: Reply, outputs: list[Output], problem: Problem | None) -> bytes:
+def _events(reply: Reply, came: Came) -> bytes:
+    return b"".join([reply.events(outputs, index) for index, outputs in came])
+
+
+def _last(reply: Reply, came: Came, problem: Problem | None) -> bytes:
     """What a stream ends with. A problem after the first token is an event of its own, and no [DONE] follows."""
     if problem is None:
-        return reply.events(outputs)
-    return reply.events(outputs[:-1]) + b"data: " + body_of(problem) + b"\n\n"
+        return _events(reply, came)
+    told = [(index, [each for each in outputs if problem_of(each.end) is None]) for index, outputs in came]
+    return _events(reply, told) + b"data: " + body_of(problem) + b"\n\n"

@@ -1,17 +1,19 @@
 """Which models the fleet serves now, as its workers say: a small copy of their newest cards."""
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import nats.errors
 
 from shared.contracts import subjects
-from shared.contracts.fleet import WorkerGone, WorkerRegistered, WorkerState
-from shared.contracts.ids import WorkerId
+from shared.contracts.fleet import ModelCard, WorkerGone, WorkerRegistered, WorkerState
+from shared.contracts.ids import ModelName, WorkerId
 from shared.contracts.streams import FLEET
+from shared.core.catalogue import resolve
 from shared.core.errors import LegatoError
 from shared.core.reading import NoMessage, read
 from shared.runtime.bus import Bus
@@ -22,6 +24,8 @@ log = logging.getLogger(__name__)
 
 OWNER = "legato"
 RETRY_S = 1.0
+LOAD_TIMEOUT_S = 2.0
+CARDS_MAX = 1_024  # models whose card is kept; the one that was heard of longest ago goes
 
 _DECODER: "msgspec.json.Decoder[WorkerRegistered | WorkerGone]" = msgspec.json.Decoder(WorkerRegistered | WorkerGone)
 
@@ -34,12 +38,22 @@ class _Known(msgspec.Struct, frozen=True):
 class Models:
     """`follow` beside the work; `listing` at any time. A worker counts while it is ready and has repeated its card within `silent_ms`."""
 
-    def __init__(self, bus: Bus, silent_ms: int, aliases: Mapping[str, str], clock: Callable[[], int] = now_ns) -> None:
+    def __init__(self, bus: Bus, silent_ms: int, aliases: dict[str, str], clock: Callable[[], int] = now_ns) -> None:
         self._bus = bus
         self._aliases = aliases
         self._silent_ns = silent_ms * 1_000_000
         self._clock = clock
         self._known: dict[WorkerId, _Known] = {}
+        self._cards: dict[ModelName, ModelCard] = {}  # the newest of each model, whoever serves it now
+        self._loaded = asyncio.Event()
+
+    async def card(self, model: str) -> ModelCard | None:
+        """The newest card of a model, or of what an alias stands for; None: there is none. Waits for a moment at the beginning, when the
+        cards are not read yet."""
+        if not self._loaded.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._loaded.wait(), LOAD_TIMEOUT_S)
+        return self._cards.get(resolve(self._aliases, model))
 
     async def follow(self) -> None:
         """Read cards for ever, whatever NATS does meanwhile: the gateway works without them, only its list grows old."""
@@ -51,6 +65,9 @@ class Models:
                 await asyncio.sleep(RETRY_S)
 
     async def _follow(self) -> None:
+        async for record in self._bus.history(FLEET.name, subjects.WORKERS):
+            self.take(record.data)
+        self._loaded.set()
         cursor = await self._bus.read(Source(stream=FLEET.name, subjects=(subjects.WORKERS,), latest=True))
         try:
             while True:
@@ -70,6 +87,10 @@ class Models:
         if known is not None and known.card.epoch > message.epoch:
             return
         if isinstance(message, WorkerRegistered):
+            self._cards.pop(message.card.name, None)
+            self._cards[message.card.name] = message.card
+            if len(self._cards) > CARDS_MAX:
+                del self._cards[next(iter(self._cards))]
             self._known[message.worker] = _Known(card=message, since_ns=known.since_ns if known else message.time_ns)
         else:
             self._known.pop(message.worker, None)

@@ -7,7 +7,7 @@ import msgspec
 
 from services.gateway import nvext
 from services.gateway.belonging import BUDGET_USD, DEADLINE_S, KIND, STEP_KEY, STEPS_PLANNED, WORKFLOW
-from services.gateway.dialect import NEUTRAL_CHAT, NEUTRAL_COMPLETION, ChatBody, CompletionBody
+from services.gateway.shapes import NEUTRAL_CHAT, NEUTRAL_COMPLETION, ChatBody, CompletionBody
 from services.gateway.workflow_api import LIST_DEFAULT, LIST_MAX, Cancellation, Cancelled, Closing, NamedStep, Resumed, Resumption, Value
 from shared.contracts.document import INFO, Json
 from shared.contracts.workflows import WorkflowList, WorkflowRecord

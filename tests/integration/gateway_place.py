@@ -41,6 +41,7 @@ class Fleet:
         self.records: dict[str, WorkflowRecord] = {}  # what Postgres would have
         self.steps: dict[str, StepRecord] = {}
         self.away: Problem | None = None  # why it cannot be read
+        self.script: list[str] = []  # what the model `scripted` says, piece by piece
 
     async def start(self) -> None:
         await self.bus.subscribe(subjects.SUBMIT, self._on_submission)
@@ -88,6 +89,11 @@ class Fleet:
             logprobs = [] if asked is None else [TokenLogprob(token=number, text=word, logprob=-0.5, top=top)]
             await self.say(step, Output(attempt=1, offset=number, tokens=[number], text=word, logprobs=logprobs))
         await self.end(step, Status.SUCCEEDED, offset=len(WORDS))
+
+    async def _scripted(self, step: StepId) -> None:
+        for number, piece in enumerate(self.script):
+            await self.say(step, Output(attempt=1, offset=number, tokens=[number], text=piece))
+        await self.end(step, Status.SUCCEEDED, offset=len(self.script))
 
     async def _silent(self, step: StepId) -> None:
         """Never answers."""

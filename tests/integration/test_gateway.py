@@ -138,8 +138,8 @@ async def test_a_refusal_by_the_fleet_is_an_error_of_the_clients_class(place: Pl
 
 async def test_an_unsupported_parameter_is_refused_by_name_and_reaches_nobody(place: Place) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        await place.client.chat.completions.create(model="words", messages=HELLO, n=2)
-    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "n")
+        await place.client.chat.completions.create(model="words", messages=HELLO, store=True)
+    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "store")
     with pytest.raises(openai.BadRequestError) as caught:
         await place.client.chat.completions.create(model="words", messages=HELLO, extra_body={"guided_regex": "a*"})
     assert caught.value.param == "guided_regex"

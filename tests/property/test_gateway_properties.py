@@ -120,5 +120,5 @@ def test_a_stream_says_the_same_text_as_the_whole_reply_however_it_is_batched(te
     assert events[-2:] == [b"data: [DONE]", b""]
     choices = [json.loads(event.removeprefix(b"data: "))["choices"][0] for event in events[:-2]]
     told = "".join(choice["delta"].get("content", "") if chat else choice["text"] for choice in choices)
-    choice = json.loads(whole.whole(end))["choices"][0]
+    choice = json.loads(whole.whole())["choices"][0]
     assert told == "".join(texts) == (choice["message"]["content"] if chat else choice["text"])

@@ -84,19 +84,13 @@ def test_parameters_that_ask_for_nothing_are_taken() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("tools", [{"type": "function"}]),
         ("functions", [{}]),
         ("function_call", {"name": "f"}),
-        ("tool_choice", "required"),
-        ("n", 2),
-        ("n", True),
-        ("n", 1.0),
         ("modalities", ["audio"]),
         ("audio", {}),
         ("store", True),
         ("metadata", {"a": "b"}),
         ("service_tier", "flex"),
-        ("reasoning_effort", "high"),
         ("prediction", {}),
         ("web_search_options", {}),
         ("suffix", None),  # a parameter of the other door
@@ -111,7 +105,7 @@ def test_what_chat_does_not_support_is_refused_by_name(name: str, value: object)
     assert name[:64] in problem.message
 
 
-@pytest.mark.parametrize(("name", "value"), [("best_of", 2), ("echo", True), ("suffix", "x"), ("n", 2), ("messages", HELLO)])
+@pytest.mark.parametrize(("name", "value"), [("best_of", 2), ("echo", True), ("suffix", "x"), ("tools", []), ("messages", HELLO)])
 def test_what_completions_do_not_support_is_refused_by_name(name: str, value: object) -> None:
     problem = refused({name: value}, chat=False)
     assert (problem.reason, problem.param) == (Reason.UNSUPPORTED, name)
@@ -138,6 +132,13 @@ def test_what_completions_do_not_support_is_refused_by_name(name: str, value: ob
         ("stream", "yes"),
         ("stream", 1),
         ("stream_options", []),
+        ("n", 0),
+        ("n", 17),
+        ("n", True),
+        ("n", 1.0),
+        ("reasoning_effort", "much"),
+        ("chat_template_kwargs", "thinking"),
+        ("chat_template_kwargs", {str(number): 1 for number in range(17)}),
         ("user", "x" * 257),
         ("model", ""),
         ("model", 7),

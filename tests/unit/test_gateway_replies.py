@@ -123,7 +123,7 @@ def test_a_whole_reply_says_what_the_stream_would(chat: bool) -> None:
     whole = reply(chat=chat)
     for output in outputs:
         whole.fold([output])
-    body = json.loads(whole.whole(END))
+    body = json.loads(whole.whole())
     choice = body["choices"][0]
     assert (choice["message"]["content"] if chat else choice["text"]) == "Hello"
     assert (choice["finish_reason"], choice["logprobs"], body["usage"]) == ("length", None, USAGE)
