@@ -18,6 +18,8 @@ from shared.runtime.lifecycle import Context
 
 log = logging.getLogger(__name__)
 
+CANCEL_AGAIN_S = 0.5
+
 
 async def run(context: Context) -> None:
     """One gateway; any number run side by side."""
@@ -37,7 +39,9 @@ async def run(context: Context) -> None:
         # aiohttp waits this long for requests and, once more, for the handlers that it has cancelled
         await runner.cleanup()
         await handlers.farewells.wait(CANCEL_TIMEOUT_S)
-        following.cancel()
+        while not following.done():  # Python 3.11's wait_for, which it may just be in, may not hear the first time
+            following.cancel()
+            await asyncio.wait({following}, timeout=CANCEL_AGAIN_S)
 
 
 def routes(handlers: Handlers) -> list[web.RouteDef]:
