@@ -10,7 +10,7 @@ from typing import Self, TypeVar, Unpack
 import msgspec
 
 from legato.outcome import Gathering, NotEnded, Result
-from legato.request import StepRequest, checked_id, encoded, to_submission
+from legato.request import StepRequest, checked_id, choice_request, encoded, refusal, to_submission
 from legato.served import Served, read_served
 from legato.workflow import Workflow, in_client_words
 from shared.contracts import subjects
@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 AnswerT = TypeVar("AnswerT", bound=msgspec.Struct)
 SILENCE_MAX_S = 3_600.0  # of a step whose own limit is not known here: the longest that admission grants by default
+CHOICES_MAX = 128
 GRACE_S = 10.0  # of silence, behind a step's own time limit
 
 
@@ -127,6 +128,22 @@ class Client:
             if not step.ended:
                 await step.cancel("the reader left")
             await step.close()
+
+    async def choices(self, n: int, **request: Unpack[StepRequest]) -> list[Result]:
+        """`n` answers to one request, from 1 to CHOICES_MAX. Each is a step of its own: the first is the request itself, the others have
+        ids, names and seeds that follow from its own. The first that does not succeed cancels the others. Raises Refused, Failed."""
+        if not 1 <= n <= CHOICES_MAX:
+            raise refusal(f"n is a number from 1 to {CHOICES_MAX}, not {n}", "n")
+        steps: list[Step] = []
+        try:
+            for index in range(n):
+                steps.append(await self.submit(**choice_request(request, index)))
+            return [await step.result() for step in steps]
+        finally:
+            for step in steps:
+                if not step.ended:
+                    await step.cancel("another choice failed, or the reader left")
+                await step.close()
 
     async def step(self, step_id: str) -> "Step":
         """A handle of a step that was submitted before, by anybody; its output is read from the beginning."""

@@ -10,6 +10,7 @@ from shared.contracts.ids import StepId, is_subject_token
 from shared.contracts.outcomes import Problem, Reason, Status
 from shared.contracts.steps import ChatMessage, Sampling, Submission
 from shared.core.machine import ENCODER
+from shared.core.several import choice_id, choice_key, choice_seed
 
 
 class StepRequest(TypedDict, total=False):
@@ -21,6 +22,8 @@ class StepRequest(TypedDict, total=False):
     model: Required[str]
     messages: Sequence[ChatMessage | Mapping[str, Any]]  # {"role": ..., "content": ...}
     prompt: str | Sequence[int]  # text, or token ids
+    tools: Sequence[Mapping[str, Any]]  # as OpenAI has them; legato.parse finds the calls in the text
+    chat_template_kwargs: Mapping[str, Any]  # what else the model's chat template is told, by name
     step_id: str  # letters, digits, - and _; submitting the same id again joins the step. Default: a new UUIDv7
     workflow: str
     step_key: str  # the step's name within its workflow; `Workflow.step` sets both
@@ -68,6 +71,18 @@ def to_submission(request: StepRequest, key: str) -> Submission:
         message, _, path = str(error).partition(" - at `$.")
         param = path.rstrip("`").removeprefix("sampling.")
         raise refusal(f"{param}: {message[0].lower()}{message[1:]}" if param else message, param) from error
+
+
+def choice_request(request: StepRequest, index: int) -> StepRequest:
+    """The request of one of several choices, counted from 0: the first is the request itself (shared/core/several.py)."""
+    more: StepRequest = {**request}
+    if (seed := request.get("seed")) is not None:
+        more["seed"] = choice_seed(seed, index)
+    if step_id := request.get("step_id"):
+        more["step_id"] = choice_id(StepId(step_id), index)
+    if name := request.get("step_key"):
+        more["step_key"] = choice_key(name, index)
+    return more
 
 
 def encoded(submission: Submission) -> bytes:

@@ -21,6 +21,8 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     name: ModelName
     context_tokens: int
     chat: bool
+    tool_parser: str = ""  # for `legato.parse`: how the model writes calls; empty: nobody has said
+    reasoning_parser: str = ""  # how it writes what it thinks; empty: it does not
     engines: list[str]
     workers: list[WorkerId]  # ready ones
     not_ready: list[WorkerId]
@@ -59,6 +61,8 @@ def _served(name: ModelName, cards: list[WorkerRegistered], now: int) -> Served:
         name=name,
         context_tokens=max(card.card.context_tokens for card in cards),
         chat=any(card.card.chat_template for card in cards),
+        tool_parser=cards[-1].card.tool_parser,
+        reasoning_parser=cards[-1].card.reasoning_parser,
         engines=sorted({card.engine for card in cards}),
         workers=[card.worker for card in ready],
         not_ready=[card.worker for card in cards if card.state is not WorkerState.READY],

@@ -61,7 +61,7 @@ async def test_errors_have_the_classes_that_the_client_knows(client: AsyncOpenAI
         await client.chat.completions.create(model="nobody", messages=HELLO)  # type: ignore[arg-type]
     with pytest.raises(openai.BadRequestError, match="temperature"):
         await client.chat.completions.create(model="sim-small", messages=HELLO, temperature=5)  # type: ignore[arg-type]
-    with pytest.raises(openai.BadRequestError, match="tools"):
+    with pytest.raises(openai.BadRequestError, match="tool_parser"):
         await client.chat.completions.create(model="sim-small", messages=HELLO, tools=[{"type": "function", "function": {"name": "f"}}])  # type: ignore[call-overload]
     with pytest.raises(openai.BadRequestError, match="32768") as too_long:
         await client.completions.create(model="sim-small", prompt="x" * 40_000)

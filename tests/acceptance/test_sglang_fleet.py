@@ -112,6 +112,39 @@ async def test_a_response_format_is_followed(openai: AsyncOpenAI) -> None:
     jsonschema.validate(json.loads(answer.choices[0].message.content or ""), NAMES)
 
 
+async def test_demanded_calls_follow_their_schemas_and_several_choices_differ(openai: AsyncOpenAI) -> None:
+    """The model's own template knows no tools: that they are called is the grammar's doing."""
+    city = {"type": "string", "minLength": 3, "maxLength": 12}
+    place = {
+        "type": "object",
+        "properties": {"city": city, "days": {"type": "integer"}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    tools: Any = [{"type": "function", "function": {"name": name, "parameters": place}} for name in ("weather", "news")]
+    asked: Any = {"model": MODEL, "messages": QUESTION, "max_tokens": 200, "tools": tools, "n": 2, "seed": 3, "parallel_tool_calls": False}
+    required = await openai.chat.completions.create(**asked, tool_choice="required")
+    for choice in required.choices:
+        (call,) = choice.message.tool_calls or []
+        assert call.type == "function"
+        assert (call.function.name in ("weather", "news"), choice.finish_reason, choice.message.content) == (True, "tool_calls", None)
+        jsonschema.validate(json.loads(call.function.arguments), place)
+    named: Any = {"type": "function", "function": {"name": "news"}}
+    names, arguments = set(), ["", ""]
+    async for chunk in await openai.chat.completions.create(**asked, tool_choice=named, stream=True):
+        for each in chunk.choices:
+            for piece in each.delta.tool_calls or []:
+                assert piece.function is not None
+                names.add(piece.function.name or "news")
+                arguments[each.index] += piece.function.arguments or ""
+    assert names == {"news"}
+    assert arguments[0] != arguments[1]
+    for text in arguments:
+        jsonschema.validate(json.loads(text), place)
+    with pytest.raises(BadRequestError, match="tool_parser"):
+        await openai.chat.completions.create(model=MODEL, messages=QUESTION, tools=tools)
+
+
 async def test_a_form_that_cannot_be_compiled_is_refused_with_the_reason(openai: AsyncOpenAI) -> None:
     with pytest.raises(BadRequestError, match="Unclosed"):
         await openai.chat.completions.create(**GREEDY, extra_body={"regex": "[a"})
