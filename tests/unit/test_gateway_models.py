@@ -3,7 +3,9 @@
 from typing import cast
 
 import msgspec
+import pytest
 
+from services.gateway import models as module
 from services.gateway.models import Models
 from shared.contracts.fleet import Capacity, ModelCard, WorkerGone, WorkerRegistered, WorkerState
 from shared.contracts.ids import CellId, ModelName, WorkerId
@@ -82,3 +84,25 @@ def test_what_cannot_be_read_is_skipped() -> None:
     for data in (b"", b"{}", b'{"type":"worker.registered"}', card("w1", "a")):
         known.take(data)
     assert names(known) == ["a"]
+
+
+async def test_the_newest_card_of_a_model_is_known_by_its_aliases_too_and_after_its_workers_have_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "LOAD_TIMEOUT_S", 0.0)  # nobody reads the fleet's cards here
+    known = models({"small": "m"})
+    known.take(card("a", "m"))
+    known.take(msgspec.json.encode(WorkerGone(worker=WorkerId("a"), cell=CELL, epoch=1)))
+    found = await known.card("small")
+    assert found is not None
+    assert found.name == "m"
+    assert await known.card("other") is None
+
+
+async def test_no_more_cards_are_kept_than_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOAD_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(module, "CARDS_MAX", 2)
+    known = models()
+    for name in ("a", "b", "a", "c"):
+        known.take(card(f"worker-{name}", name))
+    assert [await known.card(name) is not None for name in ("a", "b", "c")] == [True, False, True]
