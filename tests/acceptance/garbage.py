@@ -89,6 +89,7 @@ COMPLETION: dict[str, Any] = {"model": "sim-small", "prompt": "Hello", "max_toke
 GOOD: dict[str, Any] = {
     "model": "sim-small",
     "messages": [{"role": "user", "content": "Hello", "name": "ada"}],
+    "tools": [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}],
     "sampling": {
         "max_tokens": 3,
         "temperature": 0.5,

@@ -21,7 +21,8 @@ from services.worker.output import OutputProcessor
 from shared.contracts.ids import StepId
 from shared.contracts.outcomes import FinishReason
 from shared.contracts.output import TokenLogprob
-from shared.contracts.steps import Sampling
+from shared.contracts.steps import Sampling, Tool, ToolFunction
+from shared.core.tools import calls_form
 
 pytestmark = MARKS
 SEASONS = "Name the four seasons of the year and say one sentence about each of them."
@@ -35,6 +36,12 @@ SCHEMA = json.dumps(
         "required": ["city", "people"],
     }
 )
+
+PLACE = {"type": "object", "properties": {"in": {"$ref": "#/$defs/City"}}, "required": ["in"], "$defs": {"City": json.loads(SCHEMA)}}
+TOOLS = [
+    Tool(type="function", function=ToolFunction(name="describe", parameters=PLACE)),
+    Tool(type="function", function=ToolFunction(name="visit", parameters=PLACE)),
+]
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -73,6 +80,7 @@ ROWS = {
         CITY, Sampling(temperature=0, json_schema=SCHEMA, frequency_penalty=1.0, repetition_penalty=1.2, logprobs=2), "string", 40
     ),
     "json_schema and stop string": Row(CITY, Sampling(temperature=0, json_schema=SCHEMA, stop=['"people":']), "stop"),
+    "demanded calls": Row(CITY, Sampling(temperature=1.0, seed=12, json_schema=calls_form(TOOLS, several=True)), "string", 40),
     "any JSON": Row(CITY, Sampling(temperature=0.7, seed=11, json_schema='{"type":"object"}'), "string"),
     "regex": Row(CITY, Sampling(temperature=1.0, seed=4, regex=r"(Paris|London) is [a-z ]{5,60}\.")),
     "ebnf": Row(CITY, Sampling(temperature=0.8, seed=9, ebnf='root ::= item (", " item)* "."\nitem ::= [a-z]+')),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from services.gateway.dialect import Asked, read_request
 from services.gateway.errors import body_of, headers_of, status_of
 from services.gateway.replies import reply_to
+from services.gateway.tools import Reading
 from shared.contracts.ids import StepId
 from shared.contracts.outcomes import Status
 from shared.contracts.output import End, Output
@@ -122,3 +123,49 @@ def test_a_stream_says_the_same_text_as_the_whole_reply_however_it_is_batched(te
     told = "".join(choice["delta"].get("content", "") if chat else choice["text"] for choice in choices)
     choice = json.loads(whole.whole())["choices"][0]
     assert told == "".join(texts) == (choice["message"]["content"] if chat else choice["text"])
+
+
+parts = st.sampled_from(["<tool_call>", "</tool_call>", '{"name": "f", "arguments": {"a": ', "1}}", "<think>", "</think>", "x", " ", "<"])
+said = st.lists(st.lists(parts, max_size=3).map("".join), max_size=5)
+
+
+def told(message: dict[str, Any]) -> tuple[str, str, list[tuple[str, str, str]]]:
+    calls = [(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or []]
+    return message.get("content") or "", message.get("reasoning_content") or "", calls
+
+
+@untimed
+@given(texts=st.tuples(said, said), order=st.lists(st.integers(0, 1)), reasoning=st.sampled_from(["", "qwen3", "deepseek_r1"]))
+def test_two_choices_stream_what_the_whole_reply_says_however_they_take_turns(
+    texts: tuple[list[str], list[str]], order: list[int], reasoning: str
+) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "n": 2}
+    asked = read_request(json.dumps(body).encode(), {}, chat=True)
+    assert isinstance(asked, Asked)
+    reading = Reading(tools="hermes", reasoning=reasoning)
+    streamed, whole = (reply_to(asked, StepId("s"), 0, reading) for _ in range(2))
+    left = [[*(Output(text=text) for text in each), Output(end=End(status=Status.SUCCEEDED))] for each in texts]
+    data = b""
+    for index in [*order, *[0] * 6, *[1] * 6]:
+        if left[index]:
+            output = left[index].pop(0)
+            data += streamed.events([output], index)
+            whole.fold([output], index)
+    *events, done, _ = data.split(b"\n\n")
+    assert done == b"data: [DONE]"
+    messages: list[dict[str, Any]] = [{}, {}]
+    finished = ["", ""]
+    for event in events:
+        (choice,) = json.loads(event.removeprefix(b"data: "))["choices"]
+        message, delta = messages[choice["index"]], choice["delta"]
+        finished[choice["index"]] = choice["finish_reason"] or finished[choice["index"]]
+        for name in ("content", "reasoning_content"):
+            message[name] = message.get(name, "") + delta.get(name, "")
+        for piece in delta.get("tool_calls", []):
+            if "id" in piece:
+                message.setdefault("tool_calls", []).append({"id": piece["id"], "function": dict(piece["function"])})
+            else:
+                message["tool_calls"][piece["index"]]["function"]["arguments"] += piece["function"]["arguments"]
+    choices = json.loads(whole.whole())["choices"]
+    assert [told(message) for message in messages] == [told(choice["message"]) for choice in choices]
+    assert finished == [choice["finish_reason"] for choice in choices]
