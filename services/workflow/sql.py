@@ -10,6 +10,8 @@ RETURNING epoch, batch, seq, unannounced"""
 
 LOCK_POSITION = "SELECT epoch, batch, unannounced FROM positions WHERE reader = $1 AND stream = $2 FOR UPDATE"
 
+LOCK_POSITIONS = "SELECT 1 FROM positions WHERE reader = $1 ORDER BY stream FOR UPDATE"
+
 MOVE_POSITION = "UPDATE positions SET seq = $3, batch = $4, unannounced = $5 WHERE reader = $1 AND stream = $2"
 
 KNOWN = """

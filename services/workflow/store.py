@@ -90,6 +90,7 @@ class Store:
     async def forget_workflows(self, before_ns: int, most: int) -> int:
         """Remove workflows of which nothing was heard since then, with all that is theirs, and keep what they have cost; how many."""
         async with self._pool.acquire() as connection, connection.transaction():
+            await connection.execute(sql.LOCK_POSITIONS, READER)  # nothing new comes to a workflow between the look and its end
             workflows = [row["workflow"] for row in await connection.fetch(sql.RETIRED_WORKFLOWS, before_ns, most)]
             await _forget(connection, [row["step"] for row in await connection.fetch(sql.STEPS_OF, workflows)])
             await connection.execute(sql.FORGET_VALUES, workflows)

@@ -3,10 +3,12 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 
+import asyncpg  # type: ignore[import-untyped]
 import msgspec
 import pytest
 from workflow_messages import admitted, dispatched, ended, new_step
 
+from services.workflow import sql
 from services.workflow.config import WorkflowConfig
 from services.workflow.decide import decide
 from services.workflow.patience import Patience
@@ -131,3 +133,25 @@ async def test_later_costs_are_added_to_the_sums_of_their_hour(book: Book) -> No
     assert await book.costs() == before
     assert before[0].tasks == 2
     assert (await book.store.costs(now_ns() - 39 * DAY_NS)).costs == []
+
+
+async def test_a_workflow_stays_to_which_a_step_comes_at_that_moment(book: Book, database: str) -> None:
+    """As the recorder does it: it holds the position while it writes, and the write is seen with its commit."""
+    workflow = WorkflowId("late")
+    await book.write(50, [WorkflowOpened(workflow=workflow, kind="report")])
+    old, new = await book.step(45, workflow), await book.step(0, workflow)
+    connection = await asyncpg.connect(database)
+    try:
+        async with connection.transaction():
+            await connection.fetch(sql.LOCK_POSITION, "workflow", "test")
+            await connection.execute("UPDATE steps SET settled_ns = 0, status = 'running' WHERE step = $1", new)
+            forgetting = asyncio.create_task(book.store.forget_workflows(now_ns() + DAY_NS, 20))
+            while True:
+                if forgetting.done() or await connection.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
+                    break
+                await asyncio.sleep(0.01)
+        assert await forgetting == 0
+    finally:
+        await connection.close()
+    assert [await book.has(step) for step in (old, new)] == [True, True]
+    assert await book.has_workflow(workflow)
