@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 from services.gateway.config import GatewayConfig
@@ -29,12 +29,14 @@ log = logging.getLogger(__name__)
 HEADERS_BYTES_MAX = 4096  # of a stored message, beside its body
 CANCEL_TIMEOUT_S = 30.0  # for JetStream to take it; it may be restarting
 
+# Of a shared step that was refused, and all of what was asked: the step to go on with, and whether it is still to be submitted.
+NextTry = Callable[[StepId, bytes], Awaitable[tuple[StepId, bool]]]
+
 
 class Exchange:
     """Use as: `await exchange.submit(asked)`, then `await exchange.outputs(...)` until `end` is there, and `close()` in any case.
 
-    A named step of a workflow is shared (`share`): whoever asks for it again joins it, so it goes on when this reader leaves. It keeps its
-    id, so its conversation goes whole: what refers to one that is lost must be submitted again under another id.
+    A named step of a workflow is shared (`share`): whoever asks for it again joins it, so it goes on when this reader leaves.
     """
 
     def __init__(self, bus: Bus, config: GatewayConfig, trace: str, farewells: "Farewells", sender: Sender) -> None:
@@ -51,6 +53,7 @@ class Exchange:
         self._reference: Reference | None = None  # until the fleet has answered
         self._settled = True  # nothing to cancel
         self._shared = False
+        self._next_try: NextTry | None = None
         self._recorded: Output | None = None
         self._names: Mapping[str, str] = {}
         self._answered = False  # something was heard of it
@@ -62,10 +65,11 @@ class Exchange:
         self.step = step
         self._reader = OutputReader(self._bus, step)
 
-    def share(self, step: StepId) -> None:
+    def share(self, step: StepId, next_try: "NextTry") -> None:
         """Be about this step, which others may have submitted and may read."""
         self.step_is(step)
         self._shared = True
+        self._next_try = next_try
 
     async def join(self, asked: Asked) -> Problem | None:
         """Listen to a shared step that was submitted before, from its beginning."""
@@ -93,7 +97,7 @@ class Exchange:
         self._settled = False  # from here on it may be stored, whatever happens
         try:
             async with asyncio.timeout(self._config.submit_timeout_ms / 1e3):
-                self._reference = None if self._shared else await self._sender.refer(asked.submission, asked.data)
+                self._reference = await self._sender.refer(asked.submission, asked.data)
                 await self._reader.open(joining=self._shared)
                 stored = await self._store(self._reference.data if self._reference is not None else asked.data)
                 self.copy = (await stored).duplicate  # costs nothing: the fleet works on it already
@@ -154,15 +158,16 @@ class Exchange:
         log.info("a conversation is no longer stored, it is sent whole", extra={"step": self.step})
         whole = reference.lost()
         await self._reader.close()
-        self.step = StepId(new_id())
-        self._reader = OutputReader(self._bus, self.step)
         try:
             async with asyncio.timeout(self._config.submit_timeout_ms / 1e3):
-                await self._reader.open()
-                await (await self._store(whole))
+                step, is_new = await self._next_try(self.step, whole) if self._next_try is not None else (StepId(new_id()), True)
+                self.step_is(step)
+                await self._reader.open(joining=self._shared)
+                if is_new:
+                    await (await self._store(whole))
         except (LegatoError, TimeoutError) as error:
             self._unreachable(error)
-            self._farewells.start(self._leave(), f"cancel-{self.step}")
+            self._farewells.start(self._reader.close() if self._shared else self._leave(), f"leave-{self.step}")
             return False
         return True
 

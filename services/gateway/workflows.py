@@ -16,8 +16,9 @@ from services.gateway.dialect import Asked
 from services.gateway.exchange import CANCEL_TIMEOUT_S, Exchange, Farewells
 from shared.contracts import subjects
 from shared.contracts.catalogue import KIND
+from shared.contracts.ids import StepId
 from shared.contracts.outcomes import Problem, Reason
-from shared.contracts.steps import StepRecord, StepState
+from shared.contracts.steps import StepRecord, StepState, Submission
 from shared.contracts.streams import OUT
 from shared.contracts.workflows import WorkflowOpened
 from shared.core.errors import LegatoError
@@ -92,8 +93,12 @@ class Workflows:
         return await exchange.submit(_within(asked, await run.grant(asked.submission.timeout_ms)))
 
     async def _named(self, exchange: Exchange, asked: Asked, run: WorkflowRun, name: str) -> Problem | None:
+        async def next_try(refused: StepId, whole: bytes) -> tuple[StepId, bool]:
+            place = await run.place(name, msgspec.json.decode(whole, type=Submission), refused)
+            return place.step, place.status is None
+
         place = await run.place(name, asked.submission)
-        exchange.share(place.step)
+        exchange.share(place.step, next_try)
         if place.status is StepState.SUCCEEDED and await self._bus.last(OUT.name, subjects.out(place.step)) is None:
             await self._recorded(exchange)
             return None

@@ -165,11 +165,13 @@ class WorkflowRun:
 
     # --- steps ---------------------------------------------------------------------------------------------------------------
 
-    async def place(self, name: str, submission: Submission) -> Place:
-        """The try of a step to go on with. One that did not succeed is followed by another one. Raises InputChanged, WorkflowError,
-        RecordAway."""
+    async def place(self, name: str, submission: Submission, refused: StepId | None = None) -> Place:
+        """The try of a step to go on with. One that did not succeed is followed by another one. `refused`: a try of which the caller knows
+        that it was, a moment before it can be read everywhere. Raises InputChanged, WorkflowError, RecordAway."""
         for number in range(1, TRIES_MAX + 1):
             candidate = step_id(self.key, self.id, name, number)
+            if candidate == refused:
+                continue
             known = await self._known(candidate)
             if known is None:  # it may be under way all the same, in another run, without a token yet
                 await self.compare(name, candidate, submission)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import asyncpg  # type: ignore[import-untyped]
+import httpx2 as httpx
 import msgspec
 import psutil
 import pytest
@@ -64,9 +65,12 @@ def by_nats(client: Client, **more: Any) -> Ask:
     return ask
 
 
-def by_http(openai: AsyncOpenAI) -> Ask:
+def by_http(openai: AsyncOpenAI, workflow: str = "") -> Ask:
+    """`workflow`: each turn is a named step of it."""
+
     async def ask(messages: Messages) -> Answer:
-        reply = await openai.chat.completions.create(**MODEL, messages=messages)  # type: ignore[call-overload]
+        headers = {"X-Legato-Workflow": workflow, "X-Legato-Step-Key": f"turn {len(messages)}"} if workflow else {}
+        reply = await openai.chat.completions.create(**MODEL, messages=messages, extra_headers=headers)  # type: ignore[call-overload]
         return reply.choices[0].message.content, reply.usage.prompt_tokens
 
     return ask
@@ -113,9 +117,9 @@ async def journalled_bytes(bus: Bus) -> int:
     return total
 
 
-@pytest.mark.parametrize("door", ["nats", "http"])
+@pytest.mark.parametrize("door", ["nats", "http", "http-named"])
 async def test_a_hundred_turns_take_twice_what_fifty_take(fleet: Fleet, client: Client, openai: AsyncOpenAI, door: str) -> None:
-    ask, messages = (by_nats(client) if door == "nats" else by_http(openai)), Messages()
+    ask, messages = by_nats(client) if door == "nats" else by_http(openai, door.removeprefix("http")), Messages()
     before = await stored_bytes(fleet)
     await talk(ask, messages, TURNS_EACH, door)
     middle = await stored_bytes(fleet)
@@ -150,7 +154,8 @@ async def test_answers_are_alike_however_the_conversation_was_sent(fleet: Fleet,
 
 
 async def test_a_conversation_that_is_lost_is_sent_whole(fleet: Fleet, client: Client, openai: AsyncOpenAI) -> None:
-    for number, (door, ask) in enumerate((("nats", by_nats(client)), ("http", by_http(openai)))):
+    doors = (("nats", by_nats(client)), ("http", by_http(openai)), ("http, named", by_http(openai, "lost")))
+    for number, (door, ask) in enumerate(doors):
         messages = Messages()
         answers = await talk(ask, messages, 5, f"lost by {door}")
         await lose_turns(fleet)
@@ -158,6 +163,17 @@ async def test_a_conversation_that_is_lost_is_sent_whole(fleet: Fleet, client: C
         assert await talk(by_nats(client), [], 9, f"lost by {door}") == answers
         refused = [record async for record in fleet.bus.history(STEPS.name, subjects.REFUSED)]
         assert [b"history_unknown" in record.data for record in refused] == [True] * (number + 1), "once, and nothing else"
+
+
+async def test_a_named_step_whose_conversation_is_lost_goes_on_as_its_next_try(fleet: Fleet, openai: AsyncOpenAI) -> None:
+    workflow, messages = f"tries-{id(openai)}", Messages()
+    await talk(by_http(openai, workflow), messages, 4, "tries")
+    await lose_turns(fleet)
+    [answer] = await talk(by_http(openai, workflow), messages, 1, "tries")
+    assert await by_http(openai, workflow)(messages[:-1]) == answer, "it is found again"
+    async with httpx.AsyncClient(base_url=f"{fleet.running.http}/v1", headers={"Authorization": "Bearer none"}) as http:
+        tries = [(await http.get(f"/workflows/{workflow}/steps/turn {number}")).json()["tries"] for number in (7, 9)]
+    assert tries == [1, 2]
 
 
 async def lose_turns(fleet: Fleet) -> None:
