@@ -88,6 +88,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """One iteration. Each of `produced` has one new output token, its `produced`-th; `finished` are those whose token was the last."""
 
     duration_ns: int
+    work: StepWork  # what it computed
     produced: list[Request]
     finished: list[Request]
     retracted: list[Request]
@@ -150,6 +151,7 @@ class Batching:
         produced, finished = self._advance(shares)
         return Step(
             duration_ns=step_ns(self.law, work),
+            work=work,
             produced=produced,
             finished=finished,
             retracted=retracted,
@@ -205,8 +207,8 @@ class Batching:
             budget -= tokens
             if budget == 0:
                 break
-        work = StepWork(new_tokens=self.config.tokens_per_step - budget, context_tokens=context, attended_pairs=pairs)
-        return shares, work
+        new_tokens = self.config.tokens_per_step - budget
+        return shares, StepWork(new_tokens=new_tokens, context_tokens=context, attended_pairs=pairs, requests=len(shares))
 
     def _prefills(self) -> Iterator[Request]:
         """Running requests in prefill, then waiting ones, each admitted only when it is asked for."""

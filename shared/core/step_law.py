@@ -1,52 +1,41 @@
-"""How long one iteration of an engine takes: the roofline, summed over the batch.
+"""How long one iteration of an engine takes: a roofline for the matrix products, plus what attention, links and launches add.
 
-    compute_s = (flops_per_token * new tokens + attention_flops_per_pair * attended pairs) / (peak_flops * compute_efficiency)
-    memory_s  = (weight_bytes + kv_bytes_per_token * (context read + new tokens written)) / (memory_bandwidth * memory_efficiency)
-    step_s    = max(compute_s, memory_s) + overhead_s
+    products_s  = (compute_s ** SHARPNESS + read_s ** SHARPNESS) ** (1 / SHARPNESS)      near the larger of the two
+      compute_s = token_s * new tokens
+      read_s    = weights_s + experts_s * (1 - (1 - expert_share) ** (expert_tokens * new tokens))
+    attention_s = pair_s * attended pairs + context_s * context tokens
+    step_s      = products_s + attention_s + extra_token_s * new tokens + request_s * requests + overhead_s
 
-Source: Williams, Waterman and Patterson, "Roofline: an insightful visual performance model", CACM 52(4), 2009. A prefill of many tokens
-lies under the compute roof. A decode reads all weights and every context once for a single new token per stream, so it lies under the
-memory roof (Pope et al., "Efficiently scaling transformer inference", MLSys 2023). Peak figures come from the makers' data sheets, the
-rest from the models' published shapes. The efficiencies and overheads of the presets are defaults, not calibrated yet.
+Every coefficient is in seconds of one rank (a group of tensor-parallel GPUs with a batch of its own). engine_law.py derives them from a
+model, a GPU and fitted efficiencies; docs/calibration.md says how good they are. The terms and their reasons:
+- A matrix product reads its weights once and multiplies each token: Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009;
+  Pope et al., "Efficiently scaling transformer inference", MLSys 2023. Between the roofs kernels reach neither: a smooth maximum.
+- Of a mixture of experts only those are read that some token of the batch is routed to: with independent choices of k of E experts, a
+  share of 1 - (1 - k / E) ** tokens. With data-parallel attention the tokens of all ranks meet at the experts: expert_tokens.
+- Attention overlaps with no product, so it is added: over pairs (compute, prefill), over the context's KV (bandwidth, decode).
+- Norms, casts and reductions between GPUs cost per token; launches and the latency of reductions per iteration; sampling and scheduling
+  per request.
 """
 
 import msgspec
 
 from shared.core.errors import LegatoError
 
-
-class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
-    """A dense decoder-only transformer, as far as time depends on it."""
-
-    parameters: float
-    layers: int
-    hidden: int
-    kv_heads: int
-    head_dim: int
-    bytes_per_value: float = 2.0  # of weights and KV alike: bf16
-
-
-class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
-    """One device, by its data sheet, and the share of it that an engine reaches."""
-
-    peak_flops: float  # dense, per second, at the model's precision
-    memory_bandwidth: float  # bytes per second
-    compute_efficiency: float = 0.6  # default, not calibrated yet
-    memory_efficiency: float = 0.8  # default, not calibrated yet
-    overhead_s: float = 0.0005  # launches, sampling and scheduling of an iteration; default, not calibrated yet
+SHARPNESS = 4 / 3  # fitted over all engines (1.34): 1 is the sum of both roofs, infinity the larger one
 
 
 class StepLaw(msgspec.Struct, frozen=True, kw_only=True):
-    """The constants of the formula above. All zero: iterations take no time."""
+    """The coefficients of the formula above. All zero: iterations take no time."""
 
-    flops_per_token: float = 0.0
-    attention_flops_per_pair: float = 0.0
-    weight_bytes: float = 0.0
-    kv_bytes_per_token: float = 0.0
-    peak_flops: float = 1.0
-    memory_bandwidth: float = 1.0
-    compute_efficiency: float = 1.0
-    memory_efficiency: float = 1.0
+    token_s: float = 0.0
+    weights_s: float = 0.0
+    experts_s: float = 0.0
+    expert_share: float = 0.0
+    expert_tokens: float = 1.0
+    pair_s: float = 0.0
+    context_s: float = 0.0
+    extra_token_s: float = 0.0
+    request_s: float = 0.0
     overhead_s: float = 0.0
 
 
@@ -56,17 +45,22 @@ class StepWork(msgspec.Struct, frozen=True, kw_only=True):
     new_tokens: int  # prefill tokens, and one for each decoding request
     context_tokens: int  # sum of the tokens whose KV is read: for each request what was computed before
     attended_pairs: int  # sum over the new tokens of the tokens that each attends to
+    requests: int = 1
+
+
+def step_s(law: StepLaw, new_tokens: float, context_tokens: float, attended_pairs: float, requests: float) -> float:
+    """Seconds of one iteration with at least one new token. Plain arithmetic: the fit passes arrays of iterations."""
+    read = law.weights_s + law.experts_s * (1.0 - (1.0 - law.expert_share) ** (law.expert_tokens * new_tokens))
+    products: float = ((law.token_s * new_tokens) ** SHARPNESS + read**SHARPNESS) ** (1.0 / SHARPNESS)
+    attention = law.pair_s * attended_pairs + law.context_s * context_tokens
+    return products + attention + law.extra_token_s * new_tokens + law.request_s * requests + law.overhead_s
 
 
 def step_ns(law: StepLaw, work: StepWork) -> int:
     """Nanoseconds of one iteration. Work without new tokens takes no time."""
     if work.new_tokens == 0:
         return 0
-    flops = law.flops_per_token * work.new_tokens + law.attention_flops_per_pair * work.attended_pairs
-    moved_bytes = law.weight_bytes + law.kv_bytes_per_token * (work.context_tokens + work.new_tokens)
-    compute_s = flops / (law.peak_flops * law.compute_efficiency)
-    memory_s = moved_bytes / (law.memory_bandwidth * law.memory_efficiency)
-    return round((max(compute_s, memory_s) + law.overhead_s) * 1e9)
+    return round(step_s(law, work.new_tokens, work.context_tokens, work.attended_pairs, work.requests) * 1e9)
 
 
 def prefill_ns(law: StepLaw, tokens: int, context: int = 0) -> int:
@@ -76,7 +70,7 @@ def prefill_ns(law: StepLaw, tokens: int, context: int = 0) -> int:
 
 def decode_ns(law: StepLaw, requests: int, context: int) -> int:
     """Nanoseconds of an iteration that only decodes `requests` requests whose contexts sum to `context` tokens."""
-    return step_ns(law, StepWork(new_tokens=requests, context_tokens=context, attended_pairs=context + requests))
+    return step_ns(law, StepWork(new_tokens=requests, context_tokens=context, attended_pairs=context + requests, requests=requests))
 
 
 def attended(tokens: int, context: int) -> int:
@@ -84,32 +78,27 @@ def attended(tokens: int, context: int) -> int:
     return tokens * context + tokens * (tokens + 1) // 2
 
 
-def law_of(model: ModelShape, device: Accelerator, count: int = 1) -> StepLaw:
-    """The law of `model` on `count` devices that share it evenly (tensor parallel, communication not counted)."""
+INSTANT = StepLaw()
+
+
+def _llama_8b(peak_flops: float, memory_bandwidth: float) -> StepLaw:
+    """Llama 3 8B in bf16 (Meta, 2024, config.json: 32 layers of 4096, 8 KV heads of 128) on one GPU that reaches 60% and 80%."""
+    products, bandwidth = peak_flops * 0.6, memory_bandwidth * 0.8
     return StepLaw(
-        flops_per_token=2 * model.parameters,  # one multiplication and one addition per parameter
-        attention_flops_per_pair=4.0 * model.layers * model.hidden,  # QK^T and AV
-        weight_bytes=model.parameters * model.bytes_per_value,
-        kv_bytes_per_token=2 * model.layers * model.kv_heads * model.head_dim * model.bytes_per_value,
-        peak_flops=device.peak_flops * count,
-        memory_bandwidth=device.memory_bandwidth * count,
-        compute_efficiency=device.compute_efficiency,
-        memory_efficiency=device.memory_efficiency,
-        overhead_s=device.overhead_s,
+        token_s=2 * 7.5e9 / products,  # all parameters but the input embedding
+        weights_s=7.5e9 * 2 / bandwidth,
+        pair_s=4 * 32 * 4096 / products,
+        context_s=2 * 32 * 8 * 128 * 2 / bandwidth,
+        overhead_s=0.0005,
     )
 
 
-# Shape of Llama 3 8B (Meta, 2024, config.json). Devices: NVIDIA data sheets, H100 SXM5 (2022) and A100 80 GB SXM4 (2020), dense bf16.
-LLAMA_8B = ModelShape(parameters=8.03e9, layers=32, hidden=4096, kv_heads=8, head_dim=128)
-H100_SXM = Accelerator(peak_flops=989.4e12, memory_bandwidth=3.35e12)
-A100_SXM = Accelerator(peak_flops=312e12, memory_bandwidth=2.039e12)
-
-INSTANT = StepLaw()
-
+# Laws that need no file, for tests and drills: data sheets (NVIDIA H100 SXM5, 2022; A100 80 GB SXM4, 2020) and round efficiencies. Fitted
+# laws are named after a model and a GPU: shipped_laws.py.
 PRESETS: dict[str, StepLaw] = {
     "instant": INSTANT,  # no compute time at all: what remains is the control plane's own cost
-    "8b-h100": law_of(LLAMA_8B, H100_SXM),
-    "8b-a100": law_of(LLAMA_8B, A100_SXM),
+    "8b-h100": _llama_8b(989.4e12, 3.35e12),
+    "8b-a100": _llama_8b(312e12, 2.039e12),
 }
 
 
