@@ -30,7 +30,8 @@ from shared.contracts.output import TokenLogprob, TopLogprob
 from shared.contracts.steps import GRAMMARS
 from shared.core.batching import Batching, BatchingConfig, Refusal, Request, Step
 from shared.core.blocks import BlockHasher
-from shared.core.step_law import decode_ns, prefill_ns, preset
+from shared.core.shipped_laws import law_called
+from shared.core.step_law import decode_ns, prefill_ns
 
 LAG_MAX_S = 0.05  # an iteration that starts later than due, by more than this, does not catch up
 
@@ -38,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class SimulatedConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is simulated. `law` is a preset of shared/core/step_law.py."""
+    """What is simulated. `law`: a preset ("8b-h100", "instant"), or `<model>@<gpu>[x<GPUs>][:<engine>]` (shared/core/shipped_laws.py)."""
 
     model: str = "sim-small"
     law: str = "8b-h100"
@@ -119,7 +120,7 @@ class SimulatedEngine:
 
     def __init__(self, config: SimulatedConfig) -> None:
         self.config = config
-        self._law = preset(config.law)
+        self._law = law_called(config.law)
         self._context_tokens = min(config.context_tokens, config.blocks * config.block_tokens)
         self._batching = Batching(config.batching(), self._law)
         self._streams: dict[Hashable, _Stream] = {}
