@@ -1,0 +1,1 @@
+"""Fitting the engine model to measured engines: `legato calibrate`."""
