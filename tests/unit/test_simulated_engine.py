@@ -73,6 +73,19 @@ async def test_its_card_names_a_tokenizer_that_works() -> None:
     assert (card.vocab_size, capacity.slots, capacity.decode_tokens_per_s) == (byte_tokenizer.VOCAB_SIZE, INSTANT.slots, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("law", "faster"), [("deepseek-v3@h200x8:sglang", "deepseek-v3@b200x8:sglang"), ("qwen3-32b@h100", "qwen3-32b@h100x4")]
+)
+async def test_it_takes_as_long_as_a_model_on_a_gpu(law: str, faster: str) -> None:
+    rates = []
+    for name in (law, faster):
+        engine = SimulatedEngine(SimulatedConfig(law=name))
+        _, capacity, _ = await engine.load()
+        await engine.drain(0)
+        rates.append(capacity.decode_tokens_per_s)
+    assert 10 < rates[0] < rates[1] < 500
+
+
 async def test_its_capacity_follows_from_the_law_and_the_time_scale() -> None:
     speeds = []
     for time_scale in (0.5, 1.0):
