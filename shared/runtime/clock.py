@@ -2,12 +2,27 @@
 
 import re
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
+
+_wall_ns: Callable[[], int] = time.time_ns
+_monotonic_s: Callable[[], float] = time.monotonic
 
 
 def now_ns() -> int:
-    """Unix time in nanoseconds. It can jump; measure intervals with time.monotonic."""
-    return time.time_ns()
+    """Unix time in nanoseconds. It can jump; measure intervals with `monotonic_s`."""
+    return _wall_ns()
+
+
+def monotonic_s() -> float:
+    """Seconds of a clock that never goes back."""
+    return _monotonic_s()
+
+
+def use(wall_ns: Callable[[], int] = time.time_ns, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+    """Read other clocks from now on, in the whole process: for a simulation, whose time is virtual. Without arguments, the real ones."""
+    global _wall_ns, _monotonic_s
+    _wall_ns, _monotonic_s = wall_ns, monotonic_s
 
 
 _FRACTION = re.compile(r"\.(\d+)")

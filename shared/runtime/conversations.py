@@ -4,7 +4,6 @@ shared/core/sent.py and shared/core/conversation.py.
 
 import asyncio
 import logging
-import time
 
 import msgspec
 
@@ -18,6 +17,7 @@ from shared.core.inputs import differences
 from shared.core.machine import ENCODER
 from shared.core.sent import Known, Sent
 from shared.runtime.bus import Bus
+from shared.runtime.clock import monotonic_s
 from shared.runtime.publisher import StoreError
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class Sender:
         """What to send in place of `whole`, the encoded submission, once its conversation is stored; None: send `whole`."""
         if submission.messages is None or len(whole) < LONG_BYTES:
             return None
-        if self.waiting_bytes + len(whole) > WAITING_BYTES_MAX or time.monotonic() < self._not_before_s:
+        if self.waiting_bytes + len(whole) > WAITING_BYTES_MAX or monotonic_s() < self._not_before_s:
             return None
         if (
             len(whole) + ENVELOPE_BYTES > self._bus.publisher.message_bytes_max
@@ -77,9 +77,9 @@ class Sender:
             return None
         pieces = pieces_of(submission.messages)
         ids = chain(pieces, submission.key)
-        missing = self._sent.missing(ids, time.monotonic_ns())
+        missing = self._sent.missing(ids, int(monotonic_s() * 1e9))
         if missing is None:
-            self._sent.remember(ids[-1], Known(time.monotonic_ns(), 0))
+            self._sent.remember(ids[-1], Known(int(monotonic_s() * 1e9), 0))
             return None
         self.waiting_bytes += len(whole)
         try:
@@ -107,7 +107,7 @@ class Sender:
                 await self._bus.publisher.store_all([await self._bus.store(subjects.turn(each), parts[each]) for each in parts])
         except (StoreError, TimeoutError) as error:
             log.warning("conversations are sent whole for a while, their parts are not stored", extra={"error": str(error) or "no answer"})
-            self._not_before_s = time.monotonic() + PAUSE_S
+            self._not_before_s = monotonic_s() + PAUSE_S
             return False
         return True
 

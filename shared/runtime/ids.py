@@ -3,9 +3,11 @@
 import os
 import re
 import threading
-import time
+from collections.abc import Callable
 
 import msgspec
+
+from shared.runtime.clock import now_ns
 
 COUNTER_BITS = 74  # what version and variant leave of 128 bits after 48 bits of milliseconds
 STEP_BITS = 32  # consecutive ids of one millisecond differ by a random part of this size, so that none can be guessed from another
@@ -19,12 +21,16 @@ class _Uuid7:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget the ids made so far."""
         self._ms = 0
         self._counter = 0
 
     def __call__(self) -> str:
         with self._lock:
-            ms = time.time_ns() // 1_000_000
+            ms = now_ns() // 1_000_000
             if ms > self._ms:
                 self._ms, self._counter = ms, _random(COUNTER_BITS - 1)  # the upper half is room to count
             else:  # the same millisecond, or the clock was set back
@@ -35,6 +41,8 @@ class _Uuid7:
             digits = f"{self._ms << 80 | 7 << 76 | high << 64 | 2 << 62 | low:032x}"
         return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
+
+_entropy: Callable[[int], bytes] = os.urandom
 
 new_id = _Uuid7()
 """A new UUIDv7. Later ids of one process are greater, as strings too; between processes they sort by the millisecond."""
@@ -77,8 +85,15 @@ def parse_traceparent(text: str) -> TraceContext | None:
     return TraceContext(trace_id=trace_id, span_id=span_id, sampled=bool(int(flags, 16) & SAMPLED))
 
 
+def use(entropy: Callable[[int], bytes] = os.urandom) -> None:
+    """Make ids of other bytes from now on, in the whole process: for a simulation, which must repeat. Without an argument, random ones."""
+    global _entropy
+    _entropy = entropy
+    new_id.restart()
+
+
 def _random(bits: int) -> int:
-    return int.from_bytes(os.urandom((bits + 7) // 8)) & ((1 << bits) - 1)
+    return int.from_bytes(_entropy((bits + 7) // 8)) & ((1 << bits) - 1)
 
 
 def _nonzero_hex(size: int) -> str:

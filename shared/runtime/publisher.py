@@ -7,7 +7,6 @@ before it looks for copies, though: a refused message may be the copy of one tha
 
 import asyncio
 import logging
-import time
 from dataclasses import dataclass
 
 import msgspec
@@ -15,6 +14,7 @@ import nats.errors
 
 from shared.contracts.subjects import stored_as
 from shared.core.errors import LegatoError
+from shared.runtime.clock import monotonic_s
 from shared.runtime.nats_client import NatsClient, write_headers
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class _Pending:
         return self.sent + RESEND_AFTER_S * 2 ** min(self.times - 1, RESEND_DOUBLINGS_MAX) if self.sent else 0.0
 
     def again_soon(self) -> None:
-        self.sent, self.times = time.monotonic() - RESEND_AFTER_S + SWEEP_S, 1
+        self.sent, self.times = monotonic_s() - RESEND_AFTER_S + SWEEP_S, 1
 
 
 class Publisher:
@@ -138,7 +138,7 @@ class Publisher:
         self._count += 1
         token = str(self._count)
         future: asyncio.Future[Ack] = asyncio.get_running_loop().create_future()
-        pending = _Pending(subject, data, msg_id, write_headers(headers), future, time.monotonic())
+        pending = _Pending(subject, data, msg_id, write_headers(headers), future, monotonic_s())
         self._pending[token] = pending
         await self._send(token, pending)
         return future
@@ -163,7 +163,7 @@ class Publisher:
             raise StoreError(f"{IN_FLIGHT_MAX} messages wait for their acknowledgement, none was taken on {subject}") from error
 
     async def _send(self, token: str, pending: _Pending) -> None:
-        pending.sent, pending.times = time.monotonic(), pending.times + 1
+        pending.sent, pending.times = monotonic_s(), pending.times + 1
         try:
             await self._client.send(pending.subject, pending.data, f"{self._prefix}.{token}", pending.headers)
         except nats.errors.OutboundBufferLimitError:
@@ -189,7 +189,7 @@ class Publisher:
         if pending is None:
             return
         if not data:  # 503: no stream listens; after a server's restart that passes
-            if time.monotonic() - pending.first > RESEND_AFTER_S * 5:
+            if monotonic_s() - pending.first > RESEND_AFTER_S * 5:
                 self._finish(token, StreamAbsent(f"no stream takes messages on {pending.subject}"))
             else:
                 pending.again_soon()
@@ -232,7 +232,7 @@ class Publisher:
                 log.exception("a sweep failed")
 
     async def _send_again(self) -> None:
-        now = time.monotonic()
+        now = monotonic_s()
         for token, pending in list(self._pending.items()):
             if now - pending.first > GIVE_UP_AFTER_S:  # wherever NATS is
                 self._finish(token, StoreError(f"no acknowledgement on {pending.subject} for {GIVE_UP_AFTER_S:.0f} s"))

@@ -2,11 +2,11 @@
 than the request itself."""
 
 import asyncio
-import time
 from dataclasses import dataclass
 
 import nats.errors
 
+from shared.runtime.clock import monotonic_s
 from shared.runtime.nats_client import NatsClient, read_headers
 
 TIMEOUT_S = 5.0  # for an answer
@@ -52,7 +52,7 @@ class Requests:
         self._count += 1
         reply = f"{self._prefix}.{self._count}"
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._open[reply] = (future, time.monotonic() + TIMEOUT_S)
+        self._open[reply] = (future, monotonic_s() + TIMEOUT_S)
         try:
             await self._client.publish(subject, data, reply)
             return await future
@@ -72,7 +72,7 @@ class Requests:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_S)
-            self._give_up(time.monotonic())
+            self._give_up(monotonic_s())
 
     def _give_up(self, now: float) -> None:
         for future, end in list(self._open.values()):
