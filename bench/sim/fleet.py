@@ -44,7 +44,7 @@ def settings(plan: Plan) -> dict[str, msgspec.Struct]:
         "admission": AdmissionConfig(in_flight_max=200),
         "models": ModelsConfig(),
         "router": RouterConfig(patience_ms=4_000),
-        "scheduler": SchedulerConfig(queue_max=12, attempts_max=4),
+        "scheduler": SchedulerConfig(queue_max=plan.queue_max, attempts_max=plan.attempts_max),
         "kv_registry": KvRegistryConfig(),
         "autoscaler": AutoscalerConfig(pools={"default": PoolConfig(min=1, max=8)}),
         "worker": WorkerConfig(hardware=Hardware(usd_per_hour=3.6), drain_timeout_s=4.0),

@@ -53,6 +53,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     latency_ms: float  # of one way, on average
     loss: float  # share of unstored messages that one of their listeners misses, while there are faults
     snapshot_every: int
+    attempts_max: int
+    queue_max: int
     programs: list[Program]
     faults: list[Fault]
     heal_s: float  # nothing goes wrong any more from here on
@@ -68,10 +70,10 @@ def drawn(seed: int, *, faults: bool = True) -> Plan:
     """The world of a seed."""
     random = Random(f"{seed}.plan")
     workers, replicas = random.randint(1, 4), random.choice((1, 1, 2))
-    heal_s = random.uniform(6.0, 16.0)
+    heal_s = random.uniform(4.0, 9.0)
     programs = [_program(random, f"p{number}", heal_s) for number in range(random.randint(2, 7))]
     targets = _targets(workers, replicas, programs)
-    number = random.choice((1, 2, 3, 4, 6, 9)) if faults else 0
+    number = random.choice((1, 2, 3, 4, 6, 9, 14)) if faults else 0
     return Plan(
         seed=seed,
         workers=workers,
@@ -81,6 +83,8 @@ def drawn(seed: int, *, faults: bool = True) -> Plan:
         latency_ms=random.choice((0.2, 0.2, 1.0, 8.0)),
         loss=random.choice((0.0, 0.0, 0.02, 0.1)) if faults else 0.0,
         snapshot_every=random.choice((40, 150, 600)),
+        attempts_max=random.choice((2, 4, 4)),
+        queue_max=random.choice((2, 12)),
         programs=programs,
         faults=sorted((_fault(random, targets, heal_s) for _ in range(number)), key=lambda fault: (fault.at_s, fault.kind, fault.target)),
         heal_s=heal_s,
@@ -99,13 +103,13 @@ def _program(random: Random, name: str, heal_s: float) -> Program:
         shared = [*shared, *(random.randrange(256) for _ in range(random.randint(1, 40)))]
         asks.append(_ask(random, shared))
     budget = random.choice((0.0, 0.0, 0.002, 0.02, 1.0))
-    return Program(name=name, start_s=random.uniform(0.5, heal_s * 0.7), asks=asks, budget_usd=budget, rude=random.random() < 0.3)
+    return Program(name=name, start_s=random.uniform(0.6, heal_s * 0.7), asks=asks, budget_usd=budget, rude=random.random() < 0.3)
 
 
 def _ask(random: Random, prompt: list[int]) -> Ask:
     return Ask(
         prompt=prompt,
-        max_tokens=random.choice((1, 8, 24, 60, 120)),
+        max_tokens=random.choice((1, 8, 24, 60, 120, 240)),
         timeout_ms=random.choice((1_500, 6_000, 15_000, 15_000, 30_000)),
         priority=random.choice((0, 0, 0, 5, 20)),
         wait_s=random.choice((0.0, 0.0, 0.2, 1.5)),
@@ -115,9 +119,9 @@ def _ask(random: Random, prompt: list[int]) -> Ask:
 
 
 def _fault(random: Random, targets: dict[str, list[str]], heal_s: float) -> Fault:
-    at_s = random.uniform(0.3, heal_s)
+    at_s = random.uniform(0.3, heal_s) if random.random() < 0.2 else random.uniform(0.8, heal_s)
     kind, where = random.choice(KINDS)
-    about: dict[str, Any] = {"kind": kind, "at_s": at_s, "seconds": random.choice((0.05, 0.5, 2.0, 4.0, 9.0))}
+    about: dict[str, Any] = {"kind": kind, "at_s": at_s, "seconds": random.choice((0.05, 0.5, 2.0, 3.5, 4.0, 9.0))}
     if where:
         about["target"] = random.choice(targets[random.choice(where)])
     if kind == "die":

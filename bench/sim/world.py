@@ -100,7 +100,7 @@ class World(logging.Handler):
         budgets = {each.name: each.budget_usd for each in self.plan.programs if each.budget_usd}
         limits = {
             "scheduler": {"recent": 10_000, "early_matches": 4_096, "early_cancels": 4_096, "gaps": 8},
-            "scheduler_queue": {"new": 12},
+            "scheduler_queue": {"new": self.plan.queue_max},
             "admission": {"held": 257, "in_flight": 200, "settled": 8_192, "refused": 8_192},
             "router": {"waiting": 10_001},
         }
@@ -110,7 +110,7 @@ class World(logging.Handler):
             checkers.OneWriter(now_s),
             checkers.WithinBudget(now_s, budgets),
             checkers.NothingWaits(now_s),
-            checkers.FewRetries(now_s, attempts_max=4, redrives_max=REDRIVES_MAX),
+            checkers.FewRetries(now_s, attempts_max=self.plan.attempts_max, redrives_max=REDRIVES_MAX),
             checkers.NeverNegative(now_s),
             checkers.Bounded(now_s, limits),
         ]
@@ -122,6 +122,8 @@ class World(logging.Handler):
                 self.loop.run_until_complete(self._live())
             except (Violation, Stuck) as error:
                 self._break(str(error))
+            finally:
+                self.loop.close()
         statuses: dict[str, int] = {}
         for row in self.tables.steps.values():
             statuses[str(row.status)] = statuses.get(str(row.status), 0) + 1
