@@ -47,7 +47,8 @@ class Faults:
     def dies(self, process: Process, point: str, subject: str) -> bool:
         """Whether a process dies here."""
         for fault, passed in self._points.get(process.name, ()):
-            if fault.point == point and self._loop.elapsed_s() >= fault.at_s and not subject.startswith(("_INBOX", "legato.alive")):
+            ours = fault.point == point and fault.about in subject and not subject.startswith(("_INBOX", "legato.alive"))
+            if ours and self._loop.elapsed_s() >= fault.at_s:
                 passed[0] += 1
                 if passed[0] == fault.nth:
                     self._place.said(f"die {process.name} {point} {subject}")
@@ -65,7 +66,7 @@ class Faults:
         getattr(self, f"_{fault.kind}")(fault)
 
     def _kill(self, fault: Fault) -> None:
-        self._units[fault.target].kill()
+        self._units[fault.target].kill(fault.seconds)
 
     def _pause(self, fault: Fault) -> None:
         process = self._units[fault.target].process

@@ -130,16 +130,16 @@ class Unit:
         task = self.process.start(self._main(self.process))
         task.add_done_callback(lambda done: self._ended(done))
 
-    def kill(self) -> None:
-        """SIGKILL."""
+    def kill(self, away_s: float = 0.0) -> None:
+        """SIGKILL. It is started again, and not before `away_s`."""
         process, self.process = self.process, None
         if process is None:
             return
         self._place.said(f"kill {self.name}")
         process.kill()
-        self.gone(process)
+        self.gone(process, away_s)
 
-    def gone(self, process: Process) -> None:
+    def gone(self, process: Process, away_s: float = 0.0) -> None:
         """It is dead: its connection goes with it, and somebody starts it again."""
         for client in self._place.network.clients:
             if client.process is process and not client.is_closed:
@@ -147,7 +147,7 @@ class Unit:
                 client.vanish()
         self.process = self.context = self.notice = self.engine = None
         if self.stays:
-            self._place.loop.call_later(self._place.restart_s(), self.start)
+            self._place.loop.call_later(away_s + self._place.restart_s(), self.start)
 
     def died_inside(self) -> bool:
         """It stopped at a point that the plan names: whether that was just found out."""

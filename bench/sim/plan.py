@@ -31,14 +31,15 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that goes wrong. What each kind means is said in faults.py. `point` and `nth`: the process dies at the `nth` time that it
-    gets there, from `at_s` on."""
+    """Something that goes wrong. What each kind means is said in faults.py. `point`, `about` and `nth`: the process dies at the `nth` time
+    that it gets there with a subject of which `about` is a part, from `at_s` on."""
 
     kind: str
     at_s: float
     target: str = ""
     seconds: float = 0.0
     point: str = ""
+    about: str = ""
     nth: int = 0
 
 
@@ -125,14 +126,32 @@ def _fault(random: Random, targets: dict[str, list[str]], heal_s: float) -> Faul
     if where:
         about["target"] = random.choice(targets[random.choice(where)])
     if kind == "die":
-        workflow = about["target"].startswith("workflow")
-        about |= {"point": random.choice(POINTS + COMMITS if workflow else POINTS), "nth": random.choice((1, 1, 2, 3, 5, 9, 20, 50))}
+        about |= _point(random, about["target"])
     return Fault(**about)
 
+
+def _point(random: Random, target: str) -> dict[str, Any]:
+    """Where on its way a process dies: anywhere, or at what it mostly does."""
+    known = next((subjects for name, subjects in SUBJECTS.items() if target.startswith(name)), ())
+    point, about = random.choice(POINTS), random.choice(("", *known))
+    if target.startswith("workflow") and random.random() < 0.6:
+        point, about = random.choice(COMMITS), "record"
+    return {"point": point, "about": about, "nth": random.choice((1, 1, 2, 3, 5)) if about else random.choice((1, 5, 20, 50))}
+
+
+SUBJECTS = {
+    "admission": ("legato.prompt", ".admitted", "journal", "legato.submit"),
+    "router": (".routed", "journal", ".admitted"),
+    "scheduler": (".dispatched", ".routed", ".ended", "journal", ".closed", "outbox"),
+    "kv_registry": ("legato.match", "journal"),
+    "workflow": (".settled", ".admitted"),
+    "w": (".dispatched", "outbox", "outbox", ".ended", ".ended", "legato.handover"),
+}
 
 KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("kill", ("service", "worker", "worker")),
     ("kill", ("service", "worker", "program")),
+    ("die", ("service", "worker")),
     ("die", ("service", "worker")),
     ("die", ("service", "service", "worker")),
     ("pause", ("service", "worker")),

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import random
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random
@@ -38,6 +39,7 @@ END_S = 240.0  # nothing that was asked for may be open so long
 LOOK_S = 0.5  # how often the world looks at itself
 QUIET_S = 3.0  # after the last program has ended, until the end is looked at
 REDRIVES_MAX = 5
+LEASE_NS = 3_000_000_000  # of a worker
 
 EXPECTED = ("the engine died", "the engine did not start", "attempt not reported")  # what may be logged as an error
 
@@ -109,7 +111,7 @@ class World(logging.Handler):
             checkers.PrefixOnly(now_s, _truth),
             checkers.OneWriter(now_s),
             checkers.WithinBudget(now_s, budgets),
-            checkers.NothingWaits(now_s),
+            checkers.NothingWaits(now_s, lease_ns=LEASE_NS),
             checkers.FewRetries(now_s, attempts_max=self.plan.attempts_max, redrives_max=REDRIVES_MAX),
             checkers.NeverNegative(now_s),
             checkers.Bounded(now_s, limits),
@@ -162,8 +164,11 @@ class World(logging.Handler):
 
     def _over(self) -> bool:
         """Whether nobody waits for anything any more."""
-        open_steps = any(not row.settled_ns for row in self.tables.steps.values())
-        return not any(unit.stays for unit in self.programs.values()) and not open_steps
+        if any(unit.stays for unit in self.programs.values()) or any(unit.process is None for unit in self.units.values()):
+            return False
+        rows = self.tables.steps
+        recorded = all(step in rows and rows[step].settled_ns for step in self.watch.admitted)
+        return self.tables.up and self.server.up and recorded
 
     def _finish(self) -> None:
         states = {service: driver.state for service, driver in self.drivers.items()}
@@ -315,6 +320,7 @@ def simulate(plan: Plan, *, keep_log: bool = False) -> Result:
         hook, sys.unraisablehook = sys.unraisablehook, lambda _: None  # such a task does not end well, and is not heard
         logging.disable(logging.CRITICAL)
         gc.enable()
-        gc.collect()
+        with warnings.catch_warnings(action="ignore"):
+            gc.collect()
         logging.disable(logging.NOTSET)
         sys.unraisablehook = hook

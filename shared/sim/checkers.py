@@ -80,6 +80,8 @@ class SettledOnce(Checker):
 
     def event(self, event: StepEvent) -> None:
         if isinstance(event, StepAdmitted):
+            if event.step in self._admitted and ".redrive." not in event.id:
+                self.fail(f"{event.step} is admitted a second time, by {event.id}")
             self._admitted[event.step] = None
         elif isinstance(event, StepSettled):
             if event.step in self._announced:
@@ -235,6 +237,22 @@ class NothingWaits(Checker):
 
     invariant = 5
 
+    def __init__(self, now_s: Callable[[], float], lease_ns: int) -> None:
+        """`lease_ns`: of a worker."""
+        super().__init__(now_s)
+        self._lease_ns = lease_ns
+
+    def decided(self, service: str, state: Any) -> None:
+        """A worker that nobody has heard for longer than its lease has nothing, while others are heard."""
+        if service != "scheduler" or state.now_ns != state.heard_ns:
+            return
+        since_ns = state.listening_since(self._lease_ns // 2)
+        for name, heard_ns in state.heard.items():
+            worker = state.workers[name]
+            silent_ns = state.now_ns - max(heard_ns, since_ns)
+            if silent_ns > 2 * self._lease_ns and any(not state.steps[step].closed for step in worker.placed):
+                self.fail(f"{name} was not heard for {silent_ns / 1e9:.1f} s, and still has {worker.placed}")
+
     def gave_up(self, reader: str, step: StepId) -> None:
         self.fail(f"{reader} waited for {step} until {self.now_s():.1f} s, and nobody ended it")
 
@@ -249,6 +267,9 @@ class NothingWaits(Checker):
                 held = getattr(states.get(service), table, None)
                 if held:
                     self.fail(f"{service} still has {table}: {str(held)[:400]}")
+        for worker in states["scheduler"].workers.values() if "scheduler" in states else ():
+            if worker.strangers or worker.foreign_slots:
+                self.fail(f"{worker.id} still has {worker.strangers}, in {worker.foreign_slots} slots")
 
 
 class FewRetries(Checker):
@@ -268,6 +289,8 @@ class FewRetries(Checker):
     def event(self, event: StepEvent) -> None:
         if isinstance(event, StepDispatched):
             attempts = self._attempts.setdefault(event.step, {})
+            if event.attempt in attempts:
+                self.fail(f"attempt {event.attempt} of {event.step} is dispatched a second time")
             attempts[event.attempt] = None
             if event.relieves:
                 self._moved.setdefault(event.step, {})[event.attempt] = None
@@ -347,6 +370,7 @@ class Watch:
 
     def __init__(self, checkers: list[Checker]) -> None:
         self.checkers = checkers
+        self.admitted: dict[StepId, None] = {}
 
     def stored(self, stream: str, message: Stored) -> None:
         """The server has one more message."""
@@ -356,6 +380,8 @@ class Watch:
                 checker.output(message.seq, output)
         elif stream == STEPS.name and message.subject.startswith("legato.step."):
             event = _STEP_EVENT.decode(message.data) if b"step.routed" not in message.data[:40] else None
+            if isinstance(event, StepAdmitted):
+                self.admitted[event.step] = None
             if event is not None:
                 for checker in self.checkers:
                     checker.event(event)
