@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup setup-engine demo up test test-fast check format bench chaos documents lock clean
+.PHONY: help setup setup-engine demo up test test-fast check format bench chaos sim documents lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -53,6 +53,9 @@ bench: setup  ## what the control plane costs (simulated engine, zero compute ti
 
 chaos: setup  ## a storm of signals on a whole fleet: nothing may be lost (SEED=7 SECONDS=60 CHAOS="--engine sglang")
 	@$(BIN)/python -m bench.chaos $(if $(SEED),--seed $(SEED)) $(if $(SECONDS),--seconds $(SECONDS)) $(CHAOS)
+
+sim: setup  ## a thousand whole fleets in simulated worlds, with faults (SEED=7 for one, SEEDS=200, SIM="--mutations")
+	@$(BIN)/python -m bench.sim $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) $(SIM)
 
 documents: setup  ## write docs/asyncapi.json and docs/schemas anew from the contracts
 	@$(BIN)/python docs/generate.py

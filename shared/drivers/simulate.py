@@ -147,20 +147,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
         while due and due[0][0] <= self._now_s:
             ready.append(heapq.heappop(due)[2])
         for _ in range(len(ready)):
-            self._run(ready.popleft())
-
-    def _run(self, handle: asyncio.Handle) -> None:
-        if handle.cancelled():
-            return
-        process: Process | None = handle._context.get(_PROCESS)  # type: ignore[attr-defined]
-        if process is not None:
-            if process.dead:
-                return
-            if process.paused:
-                process.backlog.append(handle)
-                return
-        self.turns += 1
-        handle._run()
+            handle = ready.popleft()
+            process: Process | None = handle._context.get(_PROCESS)  # type: ignore[attr-defined]
+            if process is not None and (process.dead or process.paused):
+                if process.paused and not process.dead:
+                    process.backlog.append(handle)
+            elif not handle.cancelled():
+                self.turns += 1
+                handle._run()
 
     def _write_to_self(self) -> None:
         """Nobody sleeps who would have to be woken."""

@@ -7,6 +7,7 @@ in memory do not. Not modelled: limits by size and age, accounts, and clusters t
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 import msgspec
@@ -79,6 +80,7 @@ class NatsServer:
     def __init__(self, now_ns: Callable[[], int], later: Later, observe: Callable[[str, Stored], None]) -> None:
         self.up = True
         self.streams = {config.name: StreamModel(config) for config in STREAMS}
+        self._streams_of = {_bucket(pattern): stream for stream in self.streams.values() for pattern in stream.config.subjects}
         self.leases: dict[str, tuple[int, bytes, int]] = {}  # revision, value, when it was written
         self.objects: dict[str, dict[str, bytes]] = {}
         self.lose: Callable[[str], bool] = lambda subject: False  # whether a listener misses an unstored message
@@ -116,8 +118,8 @@ class NatsServer:
             self._answer(subject, data, reply)
             return
         heard = self._spread(subject, reply, data, headers, lossy=True)
-        stream = next((each for each in self.streams.values() if each.takes(subject)), None)
-        if stream is not None:
+        stream = self._streams_of.get(_bucket(subject))
+        if stream is not None and stream.takes(subject):
             self._store(stream, subject, data, reply, headers)
         elif not heard and reply:
             self._spread(reply, "", b"", NO_RESPONDERS)
@@ -284,8 +286,6 @@ def named(headers: bytes) -> dict[str, str]:
 
 def stamp(at_ns: int) -> str:
     """A time, as `unix_ns` of shared/runtime/clock.py reads it."""
-    from datetime import UTC, datetime
-
     return f"{datetime.fromtimestamp(at_ns // 10**9, UTC):%Y-%m-%dT%H:%M:%S}.{at_ns % 10**9:09d}Z"
 
 
