@@ -10,6 +10,7 @@ Rules, in this order; the first that says no is the answer:
 Invariants: every submission is answered by exactly one StepAdmitted, or one StepRefused and one Output with the same problem, or by nothing
 when it is a copy; at once, or within `concurrent_wait_ms`. A step counts among those that its tenant has at once until its end is reported
 or closed; the tokens that it reserved and did not use are given back when it is settled; both GRACE_NS after its deadline at the latest.
+Where the log has a refusal of a step that was admitted here (a process died in between, and the log keeps the first), it never ran.
 A budget is never promised twice: at each admission, what is spent and reserved, this step included, is within it (accounts.py).
 """
 
@@ -29,7 +30,7 @@ from shared.contracts.workflows import BudgetSet, WorkflowOpened
 from shared.core.machine import Machine
 
 RULES: tuple[Rule, ...] = (tenant.refusal, length.refusal, budget.refusal, rate.refusal, deadline.refusal, crowding.refusal)
-MAKE_ROOM = (AttemptEnded, BudgetSet, StepClosed, StepSettled)
+MAKE_ROOM = (AttemptEnded, BudgetSet, StepClosed, StepRefused, StepSettled)
 
 
 def decide(state: State, event: Message, now_ns: int, config: AdmissionConfig) -> list[Message]:
@@ -154,6 +155,7 @@ MACHINE: Machine[State, AdmissionConfig] = Machine(
     | QueueReported
     | AttemptEnded
     | StepClosed
+    | StepRefused
     | StepSettled
     | WorkflowOpened
     | BudgetSet

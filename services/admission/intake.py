@@ -23,7 +23,7 @@ from shared.contracts.fleet import ModelCard
 from shared.contracts.ids import MessageId, StepId, TenantId, WorkflowId
 from shared.contracts.outcomes import FinishReason, Problem, Reason, Status
 from shared.contracts.output import End, Output
-from shared.contracts.steps import AttemptEnded, Prompt, StepClosed, StepSettled, Submission, SubmissionRead
+from shared.contracts.steps import AttemptEnded, Prompt, StepClosed, StepRefused, StepSettled, Submission, SubmissionRead
 from shared.contracts.subjects import step_of
 from shared.contracts.workflows import BudgetSet, WorkflowOpened
 from shared.core.catalogue import resolve
@@ -41,8 +41,8 @@ NUMBER_BYTES_MAX = 21  # of a block's hash in JSON; a token's id is shorter
 ENVELOPE_BYTES = 2_048  # of a prompt, besides tokens and blocks
 NAMELESS_CHARS_MAX = 512  # of a step id that is none, and is answered all the same; nats-server takes 4,096 bytes of subjects at once
 
-NEWS = (AttemptEnded, StepClosed, StepSettled, WorkflowOpened, BudgetSet)  # what it reads besides submissions
-_News = AttemptEnded | StepClosed | StepSettled | WorkflowOpened | BudgetSet
+NEWS = (AttemptEnded, StepClosed, StepRefused, StepSettled, WorkflowOpened, BudgetSet)  # what it reads besides submissions
+_News = AttemptEnded | StepClosed | StepRefused | StepSettled | WorkflowOpened | BudgetSet
 _NEWS: msgspec.json.Decoder[_News] = msgspec.json.Decoder(_News)
 Aliases = dict[str, str]
 

@@ -83,8 +83,7 @@ def apply(state: State, event: Message, now_ns: int) -> None:
     elif isinstance(event, StepClosed):
         _ended(state, event.step, event.attempt)
     elif isinstance(event, StepRefused):
-        state.held.pop(event.step, None)
-        _remember(state.refused, event.step, now_ns)
+        _refused(state, event, now_ns)
     elif isinstance(event, Tick):
         state.again = False
     elif isinstance(event, WorkflowOpened):
@@ -108,6 +107,19 @@ def _admitted(state: State, event: StepAdmitted, now_ns: int) -> None:
     if reservation.nano_usd is not None:
         accounts.reserve(state.accounts, event, reservation.nano_usd, now_ns)
     state.again = bool(state.held)
+
+
+def _refused(state: State, event: StepRefused, now_ns: int) -> None:
+    """Decided here, or read: the log keeps the first answer to a submission. A process that died before its journal had a refusal may have
+    been followed by one that admitted the step; of that nobody has heard, and nobody will settle it."""
+    state.held.pop(event.step, None)
+    entry = state.in_flight.get(event.step)
+    if entry is not None:
+        _free(state, event.step)
+        accounts.drop(state.accounts, event.step)
+        _give_back(state, entry, Usage())
+        del state.in_flight[event.step]
+    _remember(state.refused, event.step, now_ns)
 
 
 def _learn(state: State, event: AttemptEnded) -> None:
@@ -138,10 +150,15 @@ def _settled(state: State, event: StepSettled, now_ns: int) -> None:
     entry = state.in_flight.pop(event.step, None)
     if entry is None:
         return
+    _give_back(state, entry, event.usage)
+    _remember(state.settled, event.step, now_ns)
+
+
+def _give_back(state: State, entry: InFlight, usage: Usage) -> None:
+    """The tokens that a step had reserved and did not use."""
     use = state.tenants.get(entry.tenant)
     if use is not None:  # without one, its buckets have been full since
-        use.tokens_full_ns = limits.returned(use.tokens_full_ns, _unused_ns(entry, use, event.usage))
-    _remember(state.settled, event.step, now_ns)
+        use.tokens_full_ns = limits.returned(use.tokens_full_ns, _unused_ns(entry, use, usage))
 
 
 def _remember(table: dict[StepId, int], step: StepId, now_ns: int) -> None:

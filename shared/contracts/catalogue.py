@@ -39,7 +39,7 @@ CATALOGUE: tuple[Kind, ...] = (
         pattern=subjects.REFUSED,
         stored=True,
         senders=("admission",),
-        listeners=("workflow",),
+        listeners=("admission", "workflow"),
     ),
     Kind(
         type=steps.StepRouted,

@@ -10,7 +10,7 @@ from services.admission.policies.concurrency import HELD_MAX
 from services.admission.state import SWEEP_NS, State
 from shared.contracts.envelope import Message, Tick
 from shared.contracts.ids import TenantId
-from shared.contracts.outcomes import Reason, Status
+from shared.contracts.outcomes import Problem, Reason, Status
 from shared.contracts.steps import StepAdmitted, StepRefused
 from tests.admission_desk import KEY, MS, OTHER_KEY, Desk
 
@@ -46,6 +46,23 @@ def test_a_step_that_has_ended_makes_room_for_the_next_before_it_is_settled(stat
     assert "tokens per minute" in desk.refused().message, "what was reserved is given back by the settlement alone"
     desk.settle("a", prompt_tokens=0)
     desk.admitted("c")
+
+
+def test_a_step_whose_refusal_the_log_kept_from_an_earlier_life_gives_back_all_that_it_took() -> None:
+    desk = strict(concurrent_max=1, tokens_per_minute=20)
+    admitted = desk.admitted("a")  # decided anew, after a restart; the log keeps the refusal of the life before
+    desk.take(StepRefused(step=admitted.step, tenant=admitted.tenant, problem=Problem(reason=Reason.RATE_LIMITED, message="full")))
+    assert not desk.state.in_flight
+    assert not desk.submit("a"), "it is answered"
+    desk.admitted("b")
+
+
+def test_a_step_that_waits_for_a_place_gets_that_of_one_which_the_log_has_refused() -> None:
+    desk = Desk(concurrent_max=1)
+    admitted = desk.admitted("a")
+    assert not desk.submit("b")
+    refused = StepRefused(step=admitted.step, tenant=admitted.tenant, problem=Problem(reason=Reason.RATE_LIMITED, message="full"))
+    assert told(desk.take(refused)) == [("b", True)]
 
 
 @pytest.mark.parametrize("retryable", [False, True])
