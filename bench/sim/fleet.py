@@ -12,7 +12,7 @@ import nats.errors
 
 from bench.sim.plan import REPLICATED, SINGLE, Plan
 from bench.sim.record import SimulatedStore
-from services.admission.config import AdmissionConfig
+from services.admission.config import AdmissionConfig, Terms
 from services.autoscaler.config import AutoscalerConfig, PoolConfig
 from services.kv_registry.config import KvRegistryConfig
 from services.router.config import RouterConfig
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 def settings(plan: Plan) -> dict[str, msgspec.Struct]:
     """The configuration of a world, by section. Times are short, so that what takes minutes live is over within a simulated one."""
     return {
-        "admission": AdmissionConfig(in_flight_max=200),
+        "admission": AdmissionConfig(in_flight_max=200, anyone=Terms(priority_max=100, concurrent_max=plan.concurrent_max)),
         "models": ModelsConfig(),
         "router": RouterConfig(patience_ms=4_000),
         "scheduler": SchedulerConfig(queue_max=plan.queue_max, attempts_max=plan.attempts_max),

@@ -56,6 +56,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_every: int
     attempts_max: int
     queue_max: int
+    concurrent_max: int  # steps at once, of all programs; 0: no limit
     programs: list[Program]
     faults: list[Fault]
     heal_s: float  # nothing goes wrong any more from here on
@@ -86,6 +87,7 @@ def drawn(seed: int, *, faults: bool = True) -> Plan:
         snapshot_every=random.choice((40, 150, 600)),
         attempts_max=random.choice((2, 4, 4)),
         queue_max=random.choice((2, 12)),
+        concurrent_max=random.choice((0, 0, 1, 3)),
         programs=programs,
         faults=sorted((_fault(random, targets, heal_s) for _ in range(number)), key=lambda fault: (fault.at_s, fault.kind, fault.target)),
         heal_s=heal_s,

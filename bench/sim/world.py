@@ -102,6 +102,7 @@ class World(logging.Handler):
         budgets = {each.name: each.budget_usd for each in self.plan.programs if each.budget_usd}
         limits = {
             "scheduler": {"recent": 10_000, "early_matches": 4_096, "early_cancels": 4_096, "gaps": 8},
+            "tenants": {"running": self.plan.concurrent_max},
             "scheduler_queue": {"new": self.plan.queue_max},
             "admission": {"held": 257, "in_flight": 200, "settled": 8_192, "refused": 8_192},
             "router": {"waiting": 10_001},

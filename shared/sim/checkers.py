@@ -358,6 +358,9 @@ class Bounded(Checker):
         for table, most in self._limits.get(service, {}).items():
             if len(getattr(state, table)) > most:
                 self.fail(f"{service} has {len(getattr(state, table))} {table}; {most} are allowed")
+        most = self._limits["tenants"]["running"]
+        if service == "admission" and most and any(use.running > most for use in state.tenants.values()):
+            self.fail(f"more than {most} steps run at once: {state.tenants}")
         if service == "scheduler":
             most = self._limits["scheduler_queue"]["new"]
             new = sum(step.queued and step.attempt == 0 for step in state.steps.values())
