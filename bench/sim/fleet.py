@@ -143,8 +143,7 @@ class Unit:
         """It is dead: its connection goes with it, and somebody starts it again."""
         for client in self._place.network.clients:
             if client.process is process and not client.is_closed:
-                client.is_closed = True
-                client.vanish()
+                client.die()
         self.process = self.context = self.notice = self.engine = None
         if self.stays:
             self._place.loop.call_later(away_s + self._place.restart_s(), self.start)

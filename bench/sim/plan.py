@@ -124,7 +124,7 @@ def _ask(random: Random, prompt: list[int]) -> Ask:
 def _fault(random: Random, targets: dict[str, list[str]], heal_s: float) -> Fault:
     at_s = random.uniform(0.3, heal_s) if random.random() < 0.2 else random.uniform(0.8, heal_s)
     kind, where = random.choice(KINDS)
-    about: dict[str, Any] = {"kind": kind, "at_s": at_s, "seconds": random.choice((0.05, 0.5, 2.0, 3.5, 4.0, 9.0))}
+    about: dict[str, Any] = {"kind": kind, "at_s": at_s, "seconds": random.choice((0.05, 0.5, 2.0, 4.0, 6.0, 9.0))}
     if where:
         about["target"] = random.choice(targets[random.choice(where)])
     if kind == "die":
@@ -155,6 +155,9 @@ KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("kill", ("service", "worker", "program")),
     ("die", ("service", "worker")),
     ("die", ("service", "worker")),
+    ("die", ("service", "worker")),
+    ("die", ("service", "service", "worker")),
+    ("die", ("service", "service", "worker")),
     ("die", ("service", "service", "worker")),
     ("pause", ("service", "worker")),
     ("pause", ("worker",)),

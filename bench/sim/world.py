@@ -319,9 +319,10 @@ def simulate(plan: Plan, *, keep_log: bool = False) -> Result:
         return World(plan, keep_log=keep_log).run()
     finally:
         hook, sys.unraisablehook = sys.unraisablehook, lambda _: None  # such a task does not end well, and is not heard
+        warned, warnings.showwarning = warnings.showwarning, lambda *_, **__: None
         logging.disable(logging.CRITICAL)
         gc.enable()
-        with warnings.catch_warnings(action="ignore"):
-            gc.collect()
+        gc.collect()
         logging.disable(logging.NOTSET)
+        warnings.showwarning = warned
         sys.unraisablehook = hook

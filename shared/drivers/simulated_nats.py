@@ -88,6 +88,11 @@ class SimulatedClient:
             self.is_connected = False
             self._loop.call_later(self._network.reconnect_s(), self._again, context=self.process.context)
 
+    def die(self) -> None:
+        """Its process was killed. What it had sent is with the kernel, and arrives."""
+        self.is_closed, self.is_connected = True, False
+        self._network.server.drop(self)
+
     def vanish(self) -> None:
         """The server's end is gone, and what is on its way; the process has not noticed."""
         self._network.server.drop(self)

@@ -23,6 +23,9 @@ _STEP_EVENT: msgspec.json.Decoder[StepEvent] = msgspec.json.Decoder(StepEvent)
 _OUTPUT = msgspec.json.Decoder(Output)
 
 
+SLACK_NS = 1_000_000_000  # behind a worker's lease: whoever looks is woken, or hears something
+
+
 class Violation(LegatoError):
     """An invariant does not hold."""
 
@@ -250,7 +253,7 @@ class NothingWaits(Checker):
         for name, heard_ns in state.heard.items():
             worker = state.workers[name]
             silent_ns = state.now_ns - max(heard_ns, since_ns)
-            if silent_ns > 2 * self._lease_ns and any(not state.steps[step].closed for step in worker.placed):
+            if silent_ns > self._lease_ns + SLACK_NS and any(not state.steps[step].closed for step in worker.placed):
                 self.fail(f"{name} was not heard for {silent_ns / 1e9:.1f} s, and still has {worker.placed}")
 
     def gave_up(self, reader: str, step: StepId) -> None:
