@@ -16,7 +16,7 @@ import msgspec
 
 import shared.drivers.journal as journal
 import shared.drivers.service as driving
-from bench.sim.faults import Faults
+from bench.sim.faults import NOTICE_S, Faults
 from bench.sim.fleet import Place, Unit, units
 from bench.sim.plan import Ask, Plan
 from bench.sim.programs import running
@@ -164,8 +164,13 @@ class World(logging.Handler):
                 await asyncio.sleep(max(0.0, min(LOOK_S, at_s - self.loop.elapsed_s())))
 
     def _over(self) -> bool:
-        """Whether nobody waits for anything any more."""
-        if any(unit.stays for unit in self.programs.values()) or any(unit.process is None for unit in self.units.values()):
+        """Whether all faults are over, and nobody waits for anything any more."""
+        last_s = max((fault.at_s + fault.seconds + NOTICE_S for fault in self.plan.faults), default=0.0)
+        if (
+            self.loop.elapsed_s() < last_s
+            or any(unit.stays for unit in self.programs.values())
+            or any(unit.process is None for unit in self.units.values())
+        ):
             return False
         rows = self.tables.steps
         recorded = all(step in rows and rows[step].settled_ns for step in self.watch.admitted)
