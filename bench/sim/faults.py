@@ -39,7 +39,7 @@ class Faults:
 
     def plan(self, faults: list[Fault]) -> None:
         for fault in faults:
-            if fault.kind == "die":
+            if fault.kind in ("die", "freeze"):
                 self._points.setdefault(fault.target, []).append((fault, [0]))
             else:
                 self._loop.at(fault.at_s, self._strike, fault)
@@ -51,7 +51,10 @@ class Faults:
             if ours and self._loop.elapsed_s() >= fault.at_s:
                 passed[0] += 1
                 if passed[0] == fault.nth:
-                    self._place.said(f"die {process.name} {point} {subject}")
+                    self._place.said(f"{fault.kind} {process.name} {point} {subject}")
+                    if fault.kind == "freeze":
+                        self._stop(process, fault.seconds)
+                        continue
                     self._loop.call_soon(self._units[fault.target].died_inside, context=Context())
                     return True
         return False
@@ -70,12 +73,15 @@ class Faults:
 
     def _pause(self, fault: Fault) -> None:
         process = self._units[fault.target].process
-        if process is None:
-            return
+        if process is not None:
+            self._stop(process, fault.seconds)
+
+    def _stop(self, process: Process, seconds: float) -> None:
+        """SIGSTOP, and SIGCONT later."""
         process.pause()
-        self._loop.call_later(fault.seconds, process.resume)
-        if fault.seconds > STALE_S:
-            self._loop.call_later(STALE_S, self._drop, process)
+        self._loop.call_later(seconds, process.resume, context=Context())
+        if seconds > STALE_S:
+            self._loop.call_later(STALE_S, self._drop, process, context=Context())
 
     def _drop(self, process: Process) -> None:
         for client in self._place.network.clients:

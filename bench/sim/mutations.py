@@ -195,14 +195,18 @@ def never_sends_again() -> list[Patch]:
 # --- the record --------------------------------------------------------------------------------------------------------------------
 
 
-@_planted("a settled step is settled again by whatever comes later")
+@_planted("whoever takes the record over reads the log from its beginning, and settles what was settled")
 def settles_again() -> list[Patch]:
     def settle(self: Any, step: Any, settlement: Any, now_ns: int) -> bool:
         self.steps[step].status = StepState.RUNNING
         return bool(original(self, step, settlement, now_ns))
 
-    original = record.Tables._settle
-    return [(record.Tables, "_settle", settle), (workflow_state.Known, "open", property(lambda self: True))]
+    async def take_over(self: Any, stream: str, created: str) -> Any:
+        return msgspec.structs.replace(await taking(self, stream, created), seq=0)
+
+    original, taking = record.Tables._settle, record.SimulatedStore.take_over
+    opened = property(lambda self: True)
+    return [(record.Tables, "_settle", settle), (record.SimulatedStore, "take_over", take_over), (workflow_state.Known, "open", opened)]
 
 
 @_planted("an attempt that failed settles its step")

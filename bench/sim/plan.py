@@ -31,7 +31,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that goes wrong. What each kind means is said in faults.py. `point`, `about` and `nth`: the process dies at the `nth` time
+    """Something that goes wrong. What each kind means is said in faults.py. `point`, `about`, `nth`: it dies or freezes at the `nth` time
     that it gets there with a subject of which `about` is a part, from `at_s` on."""
 
     kind: str
@@ -127,7 +127,7 @@ def _fault(random: Random, targets: dict[str, list[str]], heal_s: float) -> Faul
     about: dict[str, Any] = {"kind": kind, "at_s": at_s, "seconds": random.choice((0.05, 0.5, 2.0, 4.0, 6.0, 9.0))}
     if where:
         about["target"] = random.choice(targets[random.choice(where)])
-    if kind == "die":
+    if kind in ("die", "freeze"):
         about |= _point(random, about["target"])
     return Fault(**about)
 
@@ -160,6 +160,8 @@ KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("die", ("service", "service", "worker")),
     ("die", ("service", "service", "worker")),
     ("pause", ("service", "worker")),
+    ("freeze", ("service", "worker")),
+    ("freeze", ("worker",)),
     ("pause", ("worker",)),
     ("cut", ("service", "worker", "program")),
     ("hold", ("service", "worker")),
