@@ -3,19 +3,20 @@ as long as `mutated` lasts."""
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from bench.sim import record
+from bench.sim.planting import MUTATIONS, Patch, mutated, nothing, planted
 from shared.contracts.outcomes import Status
 from shared.contracts.steps import StepClosed, StepState
 from shared.contracts.streams import LEASES_BUCKET
 from shared.core.machine import ENCODER
 from shared.runtime.nats_client import read_headers
+
+__all__ = ["MUTATIONS", "mutated"]
 
 accounts = import_module("services.admission.accounts")
 admission_decide = import_module("services.admission.decide")
@@ -41,55 +42,10 @@ lease = import_module("shared.runtime.lease")
 output_reader = import_module("shared.runtime.output_reader")
 publisher = import_module("shared.runtime.publisher")
 
-Patch = tuple[Any, str, Any]  # of what, which name, what instead
-
-
-class Mutation(NamedTuple):
-    """`what`: the bug, in words."""
-
-    what: str
-    patches: Callable[[], list[Patch]]
-
-
-MUTATIONS: dict[str, Mutation] = {}
-
-
-def _planted(what: str) -> Callable[[Callable[[], list[Patch]]], Callable[[], list[Patch]]]:
-    def add(patches: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
-        MUTATIONS[patches.__name__.replace("_", "-")] = Mutation(what, patches)
-        return patches
-
-    return add
-
-
-@contextmanager
-def patched(where: Any, name: str, value: Any) -> Iterator[None]:
-    """Another value under a name, for a while."""
-    before = getattr(where, name)
-    setattr(where, name, value)
-    try:
-        yield
-    finally:
-        setattr(where, name, before)
-
-
-@contextmanager
-def mutated(name: str | None) -> Iterator[None]:
-    """With the bug of that name; None: with none."""
-    with ExitStack() as stack:
-        for patch in MUTATIONS[name].patches() if name else ():
-            stack.enter_context(patched(*patch))
-        yield
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    """Does not do what it should."""
-
-
 # --- workers and their output ----------------------------------------------------------------------------------------------------
 
 
-@_planted("a worker stores its output whatever stands there: no fence")
+@planted("a worker stores its output whatever stands there: no fence")
 def no_fence() -> list[Patch]:
     async def store(self: Any, message: Any) -> None:
         stored = await self._bus.store(self._subject, ENCODER.encode(message), msg_id=message.id)
@@ -98,7 +54,7 @@ def no_fence() -> list[Patch]:
     return [(writer.OutputWriter, "_store", store)]
 
 
-@_planted("a worker that is fenced reports success all the same")
+@planted("a worker that is fenced reports success all the same")
 def fenced_success() -> list[Patch]:
     run = writer.OutputWriter.run
 
@@ -111,7 +67,7 @@ def fenced_success() -> list[Patch]:
     return [(writer.OutputWriter, "run", swallow)]
 
 
-@_planted("a retry does not see the last token that is stored")
+@planted("a retry does not see the last token that is stored")
 def resumes_early() -> list[Patch]:
     async def read(bus: Any, step: Any, known: Any = None) -> Any:
         found = await original(bus, step, known)
@@ -122,7 +78,7 @@ def resumes_early() -> list[Patch]:
     return [(captured, "read", read)]
 
 
-@_planted("a retry begins from the first token again")
+@planted("a retry begins from the first token again")
 def begins_again() -> list[Patch]:
     async def read(bus: Any, step: Any, known: Any = None) -> Any:
         found = await original(bus, step, known)
@@ -132,7 +88,7 @@ def begins_again() -> list[Patch]:
     return [(captured, "read", read)]
 
 
-@_planted("a retry goes on behind the end of the output")
+@planted("a retry goes on behind the end of the output")
 def goes_on_behind_the_end() -> list[Patch]:
     async def read(bus: Any, step: Any, known: Any = None) -> Any:
         found = await original(bus, step, known)
@@ -144,7 +100,7 @@ def goes_on_behind_the_end() -> list[Patch]:
     return [(captured, "read", read)]
 
 
-@_planted("what is handed over lacks a token")
+@planted("what is handed over lacks a token")
 def hands_over_too_little() -> list[Patch]:
     original = attempt._lacking
 
@@ -155,7 +111,7 @@ def hands_over_too_little() -> list[Patch]:
     return [(attempt, "_lacking", lacking)]
 
 
-@_planted("tokens are dropped between two messages of an output")
+@planted("tokens are dropped between two messages of an output")
 def drops_tokens() -> list[Patch]:
     original = writer.OutputWriter._take
 
@@ -166,7 +122,7 @@ def drops_tokens() -> list[Patch]:
     return [(writer.OutputWriter, "_take", take)]
 
 
-@_planted("another attempt samples with another seed")
+@planted("another attempt samples with another seed")
 def forgets_the_seed() -> list[Patch]:
     original = attempt.EngineRequest
 
@@ -179,12 +135,12 @@ def forgets_the_seed() -> list[Patch]:
     return [(attempt, "EngineRequest", request)]
 
 
-@_planted("a reader takes what comes live and does not see that something is missing before it")
+@planted("a reader takes what comes live and does not see that something is missing before it")
 def ignores_gaps() -> list[Patch]:
     return [(output_reader, "_place", lambda headers: (0, int(read_headers(headers)["Nats-Sequence"])))]
 
 
-@_planted("what JetStream did not acknowledge is not sent again")
+@planted("what JetStream did not acknowledge is not sent again")
 def never_sends_again() -> list[Patch]:
     async def nothing(self: Any) -> None:
         return None
@@ -195,7 +151,7 @@ def never_sends_again() -> list[Patch]:
 # --- the record --------------------------------------------------------------------------------------------------------------------
 
 
-@_planted("whoever takes the record over reads the log from its beginning, and settles what was settled")
+@planted("whoever takes the record over reads the log from its beginning, and settles what was settled")
 def settles_again() -> list[Patch]:
     def settle(self: Any, step: Any, settlement: Any, now_ns: int) -> bool:
         self.steps[step].status = StepState.RUNNING
@@ -209,7 +165,7 @@ def settles_again() -> list[Patch]:
     return [(record.Tables, "_settle", settle), (record.SimulatedStore, "take_over", take_over), (workflow_state.Known, "open", opened)]
 
 
-@_planted("an attempt that failed settles its step")
+@planted("an attempt that failed settles its step")
 def failure_settles() -> list[Patch]:
     def end(self: Any, row: Any, event: Any) -> None:
         if event.status is Status.FAILED:
@@ -220,7 +176,7 @@ def failure_settles() -> list[Patch]:
     return [(workflow_decide._Batch, "_end", end)]
 
 
-@_planted("a closing is recorded as it is said, whatever the step's reader has seen")
+@planted("a closing is recorded as it is said, whatever the step's reader has seen")
 def no_judge() -> list[Patch]:
     async def judged(bus: Any, closing: StepClosed) -> StepClosed:
         return closing
@@ -228,12 +184,12 @@ def no_judge() -> list[Patch]:
     return [(recorder, "judged", judged)]
 
 
-@_planted("closings are not recorded")
+@planted("closings are not recorded")
 def forgets_closings() -> list[Patch]:
-    return [(workflow_decide._Batch, "_close", _nothing)]
+    return [(workflow_decide._Batch, "_close", nothing)]
 
 
-@_planted("an outcome is announced however often it was announced before")
+@planted("an outcome is announced however often it was announced before")
 def announces_again() -> list[Patch]:
     async def send(self: Any, message: Any) -> Any:
         return await self._bus.store(announcer._SUBJECT(message), ENCODER.encode(message), trace=message.trace)
@@ -246,7 +202,7 @@ def announces_again() -> list[Patch]:
     return [(announcer.Announcer, "_send", send), (announcer.Announcer, "announce", twice)]
 
 
-@_planted("what was settled is not announced when the process died before it could")
+@planted("what was settled is not announced when the process died before it could")
 def forgets_to_announce() -> list[Patch]:
     original = record.SimulatedStore.take_over
 
@@ -259,7 +215,7 @@ def forgets_to_announce() -> list[Patch]:
 # --- admission -------------------------------------------------------------------------------------------------------------------
 
 
-@_planted("a reservation counts twice")
+@planted("a reservation counts twice")
 def reserves_twice() -> list[Patch]:
     def reserve(held: Any, event: Any, amount: int, now_ns: int) -> None:
         original(held, event, amount, now_ns)
@@ -269,12 +225,12 @@ def reserves_twice() -> list[Patch]:
     return [(accounts, "reserve", reserve)]
 
 
-@_planted("what a step reserved and did not need is never released")
+@planted("what a step reserved and did not need is never released")
 def never_releases() -> list[Patch]:
-    return [(accounts, "_release", _nothing)]
+    return [(accounts, "_release", nothing)]
 
 
-@_planted("a step that has ended still counts among its tenant's")
+@planted("a step that has ended still counts among its tenant's")
 def never_frees() -> list[Patch]:
     def free(state: Any, step: Any) -> None:
         entry = state.in_flight.get(step)
@@ -284,7 +240,7 @@ def never_frees() -> list[Patch]:
     return [(admission_state, "_free", free)]
 
 
-@_planted("a settlement takes a step off its tenant's once more, though its end did so before")
+@planted("a settlement takes a step off its tenant's once more, though its end did so before")
 def frees_twice() -> list[Patch]:
     def free(state: Any, step: Any) -> None:
         entry = state.in_flight.get(step)
@@ -295,21 +251,21 @@ def frees_twice() -> list[Patch]:
     return [(admission_state, "_free", free)]
 
 
-@_planted("settled steps are not taken off what is under way")
+@planted("settled steps are not taken off what is under way")
 def keeps_what_settled() -> list[Patch]:
-    return [(admission_state, "_settled", _nothing)]
+    return [(admission_state, "_settled", nothing)]
 
 
-@_planted("a budget is not looked at")
+@planted("a budget is not looked at")
 def no_budget() -> list[Patch]:
     rules = tuple(rule for rule in admission_decide.RULES if "budget" not in rule.__module__)
-    return [(admission_decide, "RULES", rules), (admission_decide.budget, "taken", _nothing)]
+    return [(admission_decide, "RULES", rules), (admission_decide.budget, "taken", nothing)]
 
 
 # --- router and scheduler ----------------------------------------------------------------------------------------------------------
 
 
-@_planted("the router keeps the steps that it has routed")
+@planted("the router keeps the steps that it has routed")
 def keeps_what_is_routed() -> list[Patch]:
     class Keeping(dict[Any, Any]):
         def pop(self, *_: Any) -> Any:
@@ -325,7 +281,7 @@ def keeps_what_is_routed() -> list[Patch]:
     return [(router_decide, "State", start)]
 
 
-@_planted("a step that leaves a worker does not give its blocks back")
+@planted("a step that leaves a worker does not give its blocks back")
 def keeps_blocks() -> list[Patch]:
     def take_out(state: Any, step: Any) -> None:
         step.blocks = 0
@@ -335,7 +291,7 @@ def keeps_blocks() -> list[Patch]:
     return [(book, "take_out", take_out), (scheduler_state, "take_out", take_out)]
 
 
-@_planted("a step's prefill counts twice when it is placed")
+@planted("a step's prefill counts twice when it is placed")
 def counts_prefill_twice() -> list[Patch]:
     def place(state: Any, step: Any, worker: Any, *given: Any) -> None:
         original(state, step, worker, *given)
@@ -345,7 +301,7 @@ def counts_prefill_twice() -> list[Patch]:
     return [(scheduler_state, "place", place)]
 
 
-@_planted("steps that are over are not forgotten")
+@planted("steps that are over are not forgotten")
 def keeps_what_is_over() -> list[Patch]:
     def finish(state: Any, step: Any, now_ns: int) -> None:
         book.take_out(state, step)
@@ -354,27 +310,27 @@ def keeps_what_is_over() -> list[Patch]:
     return [(book, "finish", finish), (scheduler_state, "finish", finish)]
 
 
-@_planted("a step may be tried for ever")
+@planted("a step may be tried for ever")
 def tries_for_ever() -> list[Patch]:
     original = plan.verdict
     return [(plan, "verdict", lambda step, now_ns, attempts_max: original(step, now_ns, 1_000))]
 
 
-@_planted("a worker's lease never ends, and nobody asks after what was revoked")
+@planted("a worker's lease never ends, and nobody asks after what was revoked")
 def forgets_leases() -> list[Patch]:
     return [
-        (enforce, "_lose_silent", _nothing),
-        (enforce, "_end_unanswered", _nothing),
+        (enforce, "_lose_silent", nothing),
+        (enforce, "_end_unanswered", nothing),
         (scheduler_state, "_FOLDS", {kind: fold for kind, fold in scheduler_state._FOLDS.items() if "Vanished" not in kind.__name__}),
     ]
 
 
-@_planted("the queue has no end")
-def sheds_nothing() -> list[Patch]:
-    return [(scheduler_decide, "_shed_surplus", _nothing)]
+@planted("the queue has no end")
+def shedsnothing() -> list[Patch]:
+    return [(scheduler_decide, "_shed_surplus", nothing)]
 
 
-@_planted("a placement looks at something besides its inputs")
+@planted("a placement looks at something besides its inputs")
 def draws_lots() -> list[Patch]:
     original = placement.finish_s
     lots = random.Random(7)
@@ -384,7 +340,7 @@ def draws_lots() -> list[Patch]:
 # --- the drivers ---------------------------------------------------------------------------------------------------------------------
 
 
-@_planted("two processes may drive a partition, and write its journal side by side")
+@planted("two processes may drive a partition, and write its journal side by side")
 def everybody_drives() -> list[Patch]:
     async def try_it(self: Any) -> bool:
         bucket = await self._bus.js.key_value(LEASES_BUCKET)
@@ -400,7 +356,7 @@ def everybody_drives() -> list[Patch]:
     return [(lease.Lease, "_try", try_it), (lease.Lease, "keep", keep), (journal.Writer, "_store", store)]
 
 
-@_planted("a process that takes over folds inputs, and not what was decided on them")
+@planted("a process that takes over folds inputs, and not what was decided on them")
 def forgets_decisions() -> list[Patch]:
     def fold(self: Any, state: Any, entry: Any) -> None:
         self.machine.apply(state, self.input(entry), entry.now_ns)
@@ -408,7 +364,7 @@ def forgets_decisions() -> list[Patch]:
     return [(journal.Reader, "_fold", fold)]
 
 
-@_planted("an input counts as handled before it was decided")
+@planted("an input counts as handled before it was decided")
 def skips_an_input() -> list[Patch]:
     def advance(positions: dict[str, int], source: str) -> None:
         original(positions, source)
@@ -419,6 +375,6 @@ def skips_an_input() -> list[Patch]:
     return [(journal, "advance", advance), (live, "advance", advance)]
 
 
-@_planted("what is decided twice is stored twice")
+@planted("what is decided twice is stored twice")
 def stores_copies() -> list[Patch]:
     return [(sending, "message_id", lambda message: message.id)]

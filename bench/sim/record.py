@@ -261,6 +261,14 @@ class SimulatedStore(Store):
 
         return await self._do("attempts_on", work)  # type: ignore[no-any-return]
 
+    async def forget_steps(self, before_ns: int, most: int) -> int:
+        """Nothing in a world is as old as that."""
+        return int(await self._do("forget_steps", int))
+
+    async def forget_workflows(self, before_ns: int, most: int) -> int:
+        """Likewise."""
+        return int(await self._do("forget_workflows", int))
+
 
 def _unbilled(row: AttemptRow) -> bool:
     """Nobody said what it used: not ended, or ended by somebody else than its worker."""
