@@ -30,7 +30,7 @@ def main() -> int:
     parser.add_argument("--mutation", choices=sorted(MUTATIONS), help="plant this one")
     given = parser.parse_args()
     if given.mutations:
-        return _mutations(given.seeds if given.seeds != 1_000 else 60, given.jobs)
+        return _mutations(given.seeds if given.seeds != 1_000 else 400, given.jobs)
     if given.seed is not None or given.plan is not None:
         plan = msgspec.json.decode(given.plan.read_bytes(), type=Plan) if given.plan else drawn(given.seed)
         return _one(plan, given.log, given.mutation)

@@ -18,6 +18,7 @@ from contextvars import Context
 
 from bench.sim.fleet import Place, Unit
 from bench.sim.plan import Fault
+from services.worker.engines.simulated import SimulatedEngine
 from services.worker.notices.notice import Notice
 from shared.drivers.simulate import Process
 
@@ -129,8 +130,14 @@ class Faults:
     def _engine(self, fault: Fault) -> None:
         unit = self._units[fault.target]
         if unit.process is not None and unit.engine is not None:
-            unit.process.start(unit.engine.crash("the engine was killed"))
+            unit.process.start(_crash(unit.engine))
 
     def _slow(self, fault: Fault) -> None:
         self.slowness = SLOW
         self._loop.call_later(fault.seconds, lambda: setattr(self, "slowness", 1.0))
+
+
+async def _crash(engine: SimulatedEngine) -> None:
+    """If it is there: one that loads has nothing to lose."""
+    if not engine._refusing:
+        await engine.crash("the engine was killed")
