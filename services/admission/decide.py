@@ -10,7 +10,8 @@ Rules, in this order; the first that says no is the answer:
 Invariants: every submission is answered by exactly one StepAdmitted, or one StepRefused and one Output with the same problem, or by nothing
 when it is a copy; at once, or within `concurrent_wait_ms`. A step counts among those that its tenant has at once until its end is reported
 or closed; the tokens that it reserved and did not use are given back when it is settled; both GRACE_NS after its deadline at the latest.
-Where the log has a refusal of a step that was admitted here (a process died in between, and the log keeps the first), it never ran.
+Where the log has a refusal that is news here (a process died in between, and the log keeps the first), the step never runs, and its reader
+is told once more: who refused it may have died before that.
 A budget is never promised twice: at each admission, what is spent and reserved, this step included, is within it (accounts.py).
 """
 
@@ -38,7 +39,10 @@ def decide(state: State, event: Message, now_ns: int, config: AdmissionConfig) -
     if isinstance(event, SubmissionRead):
         held = state.held.get(event.step)
         return _answer(state, event, now_ns, config) if held is not None and held.read is event else []  # else it is a copy
-    return _answer_held(state, now_ns, config) if isinstance(event, (*MAKE_ROOM, Tick)) else []
+    if not isinstance(event, (*MAKE_ROOM, Tick)):
+        return []
+    told = [_told(event)] if isinstance(event, StepRefused) and state.unheard == event.step else []
+    return [*told, *_answer_held(state, now_ns, config)]
 
 
 def wake_ns(state: State, config: AdmissionConfig) -> int | None:
@@ -138,11 +142,14 @@ def _admit(state: State, request: Request) -> Message:
 
 
 def _refuse(read: SubmissionRead, tenant_id: TenantId, problem: Problem) -> list[Message]:
-    end = End(status=Status.REFUSED, finish_reason=FinishReason.ERROR, problem=problem)
-    return [
-        StepRefused(step=read.step, workflow=read.workflow, tenant=tenant_id, trace=read.trace, problem=problem),
-        Output(step=read.step, workflow=read.workflow, tenant=tenant_id, trace=read.trace, end=end),
-    ]
+    refused = StepRefused(step=read.step, workflow=read.workflow, tenant=tenant_id, trace=read.trace, problem=problem)
+    return [refused, _told(refused)]
+
+
+def _told(refused: StepRefused) -> Message:
+    """What the step's reader hears."""
+    end = End(status=Status.REFUSED, finish_reason=FinishReason.ERROR, problem=refused.problem)
+    return Output(step=refused.step, workflow=refused.workflow, tenant=refused.tenant, trace=refused.trace, end=end)
 
 
 MACHINE: Machine[State, AdmissionConfig] = Machine(

@@ -61,6 +61,7 @@ class State(msgspec.Struct, kw_only=True):
     prices: dict[ModelName, Prices] = {}
     again: bool = False  # one that was held has just been admitted, and the next may have room as well
     fleet: Catalogue = msgspec.field(default_factory=Catalogue)
+    unheard: StepId = StepId("")  # whose refusal was news just now: its reader may not have been told
     swept_ns: int = 0
 
 
@@ -112,6 +113,7 @@ def _admitted(state: State, event: StepAdmitted, now_ns: int) -> None:
 def _refused(state: State, event: StepRefused, now_ns: int) -> None:
     """Decided here, or read: the log keeps the first answer to a submission. A process that died before its journal had a refusal may have
     been followed by one that admitted the step; of that nobody has heard, and nobody will settle it."""
+    state.unheard = StepId("") if event.step in state.refused else event.step
     state.held.pop(event.step, None)
     entry = state.in_flight.get(event.step)
     if entry is not None:

@@ -13,7 +13,7 @@ from bench.sim.plan import drawn
 from bench.sim.world import simulate
 
 
-@pytest.mark.parametrize("seed", [2, 12, 16, 32])
+@pytest.mark.parametrize("seed", [2, 12, 16, 32, 471])
 def test_a_world_with_faults_keeps_every_promise(seed: int) -> None:
     result = simulate(drawn(seed))
     assert not result.broken, f"see it again: make sim SEED={seed}"

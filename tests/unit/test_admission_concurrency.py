@@ -9,8 +9,9 @@ from services.admission.decide import wake_ns
 from services.admission.policies.concurrency import HELD_MAX
 from services.admission.state import SWEEP_NS, State
 from shared.contracts.envelope import Message, Tick
-from shared.contracts.ids import TenantId
+from shared.contracts.ids import StepId, TenantId
 from shared.contracts.outcomes import Problem, Reason, Status
+from shared.contracts.output import Output
 from shared.contracts.steps import StepAdmitted, StepRefused
 from tests.admission_desk import KEY, MS, OTHER_KEY, Desk
 
@@ -55,6 +56,29 @@ def test_a_step_whose_refusal_the_log_kept_from_an_earlier_life_gives_back_all_t
     assert not desk.state.in_flight
     assert not desk.submit("a"), "it is answered"
     desk.admitted("b")
+
+
+@pytest.mark.parametrize("known", ["not at all", "held", "admitted"])
+def test_the_reader_of_a_step_that_an_earlier_life_refused_is_told_once_more(known: str) -> None:
+    """That life may have ended between storing its refusal and telling it."""
+    desk = Desk(concurrent_max=1)
+    if known == "held":
+        desk.admitted("b")
+    if known != "not at all":
+        desk.submit("a")
+    problem = Problem(reason=Reason.RATE_LIMITED, message="full")
+    refused = StepRefused(step=StepId("a"), tenant=TenantId("acme"), problem=problem)
+    [end] = [output.end for output in desk.take(refused) if isinstance(output, Output)]
+    assert end is not None
+    assert (end.status, end.problem) == (Status.REFUSED, problem)
+    assert not desk.take(refused)
+
+
+def test_a_refusal_of_this_life_is_not_told_twice() -> None:
+    desk = strict(concurrent_max=1)
+    desk.admitted("a")
+    [refused] = [output for output in desk.submit("b") if isinstance(output, StepRefused)]
+    assert not desk.take(refused)
 
 
 def test_a_step_that_waits_for_a_place_gets_that_of_one_which_the_log_has_refused() -> None:
