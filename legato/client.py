@@ -9,13 +9,13 @@ from typing import Self, TypeVar, Unpack
 
 import msgspec
 
-from legato.outcome import Gathering, NotEnded, Result
+from legato.outcome import Failed, Gathering, NotEnded, Result
 from legato.request import StepRequest, checked_id, choice_request, encoded, refusal, to_submission
 from legato.served import Served, read_served
 from legato.workflow import Workflow, in_client_words
 from shared.contracts import subjects
 from shared.contracts.ids import StepId
-from shared.contracts.outcomes import Problem, Reason
+from shared.contracts.outcomes import Problem, Reason, Status
 from shared.contracts.output import Output
 from shared.contracts.steps import StepRecord, StepState
 from shared.contracts.streams import OUT, STEPS
@@ -131,14 +131,19 @@ class Client:
 
     async def choices(self, n: int, **request: Unpack[StepRequest]) -> list[Result]:
         """`n` answers to one request, from 1 to CHOICES_MAX. Each is a step of its own: the first is the request itself, the others have
-        ids, names and seeds that follow from its own. The first that does not succeed cancels the others. Raises Refused, Failed."""
-        if not 1 <= n <= CHOICES_MAX:
-            raise refusal(f"n is a number from 1 to {CHOICES_MAX}, not {n}", "n")
+        ids, names and seeds that follow from its own. The first that does not succeed, be it cancelled, cancels the others. Raises Refused,
+        Failed."""
+        if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= CHOICES_MAX:
+            raise refusal(f"n is a number from 1 to {CHOICES_MAX}, not {n!r}", "n")
         steps: list[Step] = []
         try:
             for index in range(n):
                 steps.append(await self.submit(**choice_request(request, index)))
-            return [await step.result() for step in steps]
+            async with asyncio.TaskGroup() as group:
+                reading = [group.create_task(_succeeded(step)) for step in steps]
+            return [task.result() for task in reading]
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
         finally:
             for step in steps:
                 if not step.ended:
@@ -306,3 +311,11 @@ class Step:
     async def cancel(self, why: str = "") -> None:
         """Ask the fleet to stop it; returns once the request is stored. The output still ends, as cancelled."""
         await cancel(self._bus, self.id, why)
+
+
+async def _succeeded(step: Step) -> Result:
+    """All of a choice. Raises Refused, Failed, also where somebody cancelled it."""
+    result = await step.result()
+    if result.status is not Status.SUCCEEDED:
+        raise Failed(Problem(reason=Reason.CANCELLED, message=f"choice {step.id} was cancelled"), result)
+    return result

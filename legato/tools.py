@@ -28,6 +28,8 @@ DEMANDED = FORCED  # in place of a model's parser: the text has the form of `cal
 def parse(text: str, *, tool_parser: str = "", reasoning_parser: str = "") -> Parsed:
     """What a text says, what was thought, and the calls in it. It may be cut anywhere. The names of parsers are those of the model's card
     (`Served`); empty: there is nothing of the kind. Raises Refused for others."""
+    if not isinstance(text, str):
+        raise refusal(f"a text is read, not {text!r:.50}", "text")
     for name, given, known in (
         ("tool_parser", tool_parser, ["", DEMANDED, *TOOL_PARSERS]),
         ("reasoning_parser", reasoning_parser, ["", *REASONING_PARSERS]),
@@ -39,6 +41,8 @@ def parse(text: str, *, tool_parser: str = "", reasoning_parser: str = "") -> Pa
 
 def call_form(tools: Sequence[Mapping[str, Any]], *, several: bool = True) -> str:
     """The JSON Schema of an answer that is an array of calls of these functions, at least one; `several`: also of more. Raises Refused."""
+    if not tools:
+        raise refusal("tools: without any there is nothing to call", "tools")
     try:
         return calls_form(msgspec.convert(list(tools), list[Tool]), several=several)
     except (msgspec.ValidationError, NoForm) as error:

@@ -116,8 +116,11 @@ def reading_of(use: ToolUse, sampling: Sampling, card: ModelCard | None, model: 
         tools = card.tool_parser
         if tools not in TOOL_PARSERS:
             why = (
-                "its workers do not say how it writes calls ([sglang] tool_parser)" if not tools else f"this gateway does not know {tools}"
+                "its workers do not say how it writes calls (`tool_parser` of their engine)"
+                if not tools
+                else f"this gateway does not know {tools}"
             )
-            message = f"{model[:256]} cannot be left to call tools of its own accord: {why}; tool_choice can demand a call"
+            instead = "leave tools out" if "json_schema" in card.unsupported else "tool_choice can demand a call"
+            message = f"{model[:256]} cannot be left to call tools of its own accord: {why}; {instead}"
             return Problem(reason=Reason.UNSUPPORTED, message=message, param="tools")
     return Reading(tools=tools, reasoning=reasoning, names=use.names, several=use.several)

@@ -23,5 +23,5 @@ class WorkflowConfig(msgspec.Struct, frozen=True, kw_only=True):
     prompts_kept_s: Annotated[float, Meta(ge=0)] = (
         300.0  # a prompt that nobody needs; below 150 an admission's crash can cost one. 0: a day
     )
-    kept_days: Annotated[float, Meta(ge=0)] = 30.0  # steps and workflows, behind their end; what they cost stays. 0: for ever
+    kept_days: Annotated[float, Meta(ge=0, le=36_500)] = 30.0  # steps and workflows, behind their end; what they cost stays. 0: for ever
     deadline_default_ms: Positive = 3_600_000  # of a step that came without one: nothing waits for ever

@@ -97,7 +97,10 @@ async def _serve(options: Options, instance: str, run: Run) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     telemetry = Telemetry(options.service, instance, options.section(TelemetryConfig, "telemetry"))
-    bus = await Bus.connect(options.section(BusConfig, "bus"), instance)
+    bus = await _connected(options.section(BusConfig, "bus"), instance, stop)
+    if bus is None:
+        telemetry.close()
+        return
     try:
         context = Context(options=options, instance=instance, bus=bus, telemetry=telemetry, stop=stop, ready=asyncio.Event())
         admin = AdminServer(options.service, options.section(AdminConfig, "admin"), context)
@@ -113,6 +116,17 @@ async def _serve(options: Options, instance: str, run: Run) -> None:
     finally:
         await bus.close()
         telemetry.close()
+
+
+async def _connected(config: BusConfig, instance: str, stop: asyncio.Event) -> Bus | None:
+    """The bus; None where the process was told to stop while it still looked for NATS. Raises BusError."""
+    connecting, stopping = asyncio.ensure_future(Bus.connect(config, instance)), asyncio.ensure_future(stop.wait())
+    await asyncio.wait((connecting, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if connecting.done():
+        return connecting.result()
+    connecting.cancel()
+    return None
 
 
 async def while_connected(bus: Bus, running: Awaitable[None]) -> None:

@@ -75,11 +75,22 @@ async def test_a_choice_that_fails_cancels_the_others(bus: Bus, client: legato.C
     assert await bus.last(STEPS.name, subjects.cancel(StepId(first))) is None
 
 
-async def test_a_number_of_choices_that_cannot_be_is_refused(client: legato.Client) -> None:
-    for n in (0, 129):
-        with pytest.raises(legato.Refused) as caught:
-            await client.choices(n, model="m", prompt="Hi")
-        assert caught.value.problem.param == "n"
+async def test_a_choice_that_somebody_cancels_ends_the_others_at_once(bus: Bus, client: legato.Client) -> None:
+    first = new_id()
+    steps = [first, f"{first}-1", f"{first}-2"]
+    asked = asyncio.create_task(client.choices(3, model="m", prompt="Hi", step_id=first))
+    await submissions(bus, steps)
+    await end(bus, steps[2], End(status=legato.Status.CANCELLED))
+    with pytest.raises(legato.Failed, match="was cancelled"):
+        await asyncio.wait_for(asked, LIMIT_S)
+    assert [await bus.last(STEPS.name, subjects.cancel(StepId(step))) is not None for step in steps] == [True, True, False]
+
+
+@pytest.mark.parametrize("n", [0, 129, True, 2.0, "2"])
+async def test_a_number_of_choices_that_cannot_be_is_refused(client: legato.Client, n: Any) -> None:
+    with pytest.raises(legato.Refused) as caught:
+        await client.choices(n, model="m", prompt="Hi")
+    assert caught.value.problem.param == "n"
 
 
 async def test_tools_are_sent_as_they_were_given(bus: Bus, client: legato.Client) -> None:
@@ -105,5 +116,6 @@ def test_calls_are_read_from_a_text_by_the_name_of_its_models_parser() -> None:
 
 def test_the_form_of_demanded_calls_is_made_of_the_tools() -> None:
     assert '"sun"' in legato.call_form([TOOL])
-    with pytest.raises(legato.Refused):
-        legato.call_form([{"type": "function", "function": {"name": "a b"}}])
+    for tools in ([{"type": "function", "function": {"name": "a b"}}], [], None):
+        with pytest.raises(legato.Refused):
+            legato.call_form(tools)  # type: ignore[arg-type]

@@ -30,6 +30,7 @@ from shared.contracts.output import TokenLogprob, TopLogprob
 from shared.contracts.steps import GRAMMARS
 from shared.core.batching import Batching, BatchingConfig, Refusal, Request, Step
 from shared.core.blocks import BlockHasher
+from shared.core.errors import LegatoError
 from shared.core.shipped_laws import law_called
 from shared.core.step_law import decode_ns, prefill_ns
 
@@ -55,6 +56,12 @@ class SimulatedConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     tool_parser: Literal["", "hermes", "llama3_json", "mistral"] = ""  # what its card says; its prose has no calls
     reasoning_parser: Literal["", "deepseek_r1", "qwen3"] = ""  # likewise
     crash_after_s: float | None = None  # fault drill: the engine dies that long after each load
+
+    def __post_init__(self) -> None:
+        try:
+            law_called(self.law)
+        except LegatoError as error:
+            raise ValueError(f"law: {error}") from error
 
     def batching(self) -> BatchingConfig:
         return BatchingConfig(
