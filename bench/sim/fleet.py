@@ -19,6 +19,7 @@ from services.router.config import RouterConfig
 from services.scheduler.config import SchedulerConfig
 from services.worker import service as worker_service
 from services.worker.config import WorkerConfig
+from services.worker.engines.base import Engine
 from services.worker.engines.simulated import SimulatedConfig, SimulatedEngine
 from services.worker.notices.config import NoticesConfig
 from services.worker.notices.notice import Notice
@@ -189,15 +190,22 @@ def _owner() -> Unit:
     return process.owner
 
 
+_REAL_WATCH, _REAL_BUILD = worker_service.watch, worker_service.build  # type: ignore[attr-defined]
+
+
 async def _watch(config: NoticesConfig) -> Notice:
-    """In place of asking a cloud: the world says it."""
+    """In place of asking a cloud: the world says it. Outside of a world the real one."""
+    if current() is None:
+        return await _REAL_WATCH(config)
     notice = _owner().notice
     assert notice is not None
     return await notice
 
 
-def _build(engine: str, options: Any) -> SimulatedEngine:
-    """The engine, within the world's reach."""
+def _build(engine: str, options: Any) -> Engine:
+    """The engine, within the world's reach. Outside of a world the real one."""
+    if current() is None:
+        return _REAL_BUILD(engine, options)
     owner = _owner()
     owner.engine = SimulatedEngine(options.section(SimulatedConfig, "simulated"))
     return owner.engine

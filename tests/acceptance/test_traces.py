@@ -186,7 +186,7 @@ async def test_sglang_is_told_the_trace(tmp_path: Path) -> None:
     run = SglangRun(SglangConfig(port=port, log_dir=str(tmp_path)))
     request = EngineRequest(step=StepId("s"), attempt=1, tokens=[1], sampling=Sampling(), max_tokens=1, trace=str(new_trace()))
     for each in (request, msgspec.structs.replace(request, trace="")):
-        assert [chunk.finish async for chunk in run.stream(each, Flight())] == [FinishReason.STOP]
+        assert [chunk.finish async for chunk in run.stream(each, Flight("r"))] == [FinishReason.STOP]
     await run.end(0)
     await runner.cleanup()
     assert headers == [request.trace, ""]
