@@ -3,7 +3,8 @@
 import asyncio
 import importlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ import msgspec
 import nats.errors
 
 from bench.sim.plan import REPLICATED, SINGLE, Plan
+from bench.sim.planting import patched
 from bench.sim.record import SimulatedStore
 from services.admission.config import AdmissionConfig, Terms
 from services.autoscaler.config import AutoscalerConfig, PoolConfig
@@ -19,7 +21,6 @@ from services.router.config import RouterConfig
 from services.scheduler.config import SchedulerConfig
 from services.worker import service as worker_service
 from services.worker.config import WorkerConfig
-from services.worker.engines.base import Engine
 from services.worker.engines.simulated import SimulatedConfig, SimulatedEngine
 from services.worker.notices.config import NoticesConfig
 from services.worker.notices.notice import Notice
@@ -34,7 +35,7 @@ from shared.drivers.simulated_nats import Network, connect
 from shared.runtime.bus import Bus
 
 MODEL = "sim-small"
-PRESETS["simulated-world"] = StepLaw(overhead_s=0.03)  # 30 ms for each iteration, whatever is in it: fewer events for a second of work
+LAW = "simulated-world"
 
 log = logging.getLogger(__name__)
 
@@ -49,9 +50,7 @@ def settings(plan: Plan) -> dict[str, msgspec.Struct]:
         "kv_registry": KvRegistryConfig(),
         "autoscaler": AutoscalerConfig(pools={"default": PoolConfig(min=1, max=8)}),
         "worker": WorkerConfig(hardware=Hardware(usd_per_hour=3.6), drain_timeout_s=4.0),
-        "simulated": SimulatedConfig(
-            model=MODEL, law="simulated-world", load_s=0.4, blocks=plan.blocks, slots=plan.slots, context_tokens=2048
-        ),
+        "simulated": SimulatedConfig(model=MODEL, law=LAW, load_s=0.4, blocks=plan.blocks, slots=plan.slots, context_tokens=2048),
         "workflow": WorkflowConfig(sweep_ms=1_000, stall_ms=3_000, grace_ms=2_000, prompts_sweep_ms=3_000, prompts_kept_s=150.0),
     }
 
@@ -190,29 +189,29 @@ def _owner() -> Unit:
     return process.owner
 
 
-_REAL_WATCH, _REAL_BUILD = worker_service.watch, worker_service.build  # type: ignore[attr-defined]
-
-
 async def _watch(config: NoticesConfig) -> Notice:
-    """In place of asking a cloud: the world says it. Outside of a world the real one."""
-    if current() is None:
-        return await _REAL_WATCH(config)
+    """In place of asking a cloud: the world says it."""
     notice = _owner().notice
     assert notice is not None
     return await notice
 
 
-def _build(engine: str, options: Any) -> Engine:
-    """The engine, within the world's reach. Outside of a world the real one."""
-    if current() is None:
-        return _REAL_BUILD(engine, options)
+def _build(engine: str, options: Any) -> SimulatedEngine:
+    """The engine, within the world's reach."""
     owner = _owner()
     owner.engine = SimulatedEngine(options.section(SimulatedConfig, "simulated"))
     return owner.engine
 
 
-setattr(worker_service, "watch", _watch)  # noqa: B010  # the two names through which a worker comes to what the world plays
-setattr(worker_service, "build", _build)  # noqa: B010
+@contextmanager
+def in_the_worlds_hands() -> Iterator[None]:
+    """For a while workers come to what the world plays: by the two names through which they do, and the law of its engines."""
+    PRESETS[LAW] = StepLaw(overhead_s=0.03)  # 30 ms for each iteration, whatever is in it: fewer events for a second of work
+    try:
+        with patched(worker_service, "watch", _watch), patched(worker_service, "build", _build):
+            yield
+    finally:
+        del PRESETS[LAW]
 
 
 def units(place: Place) -> dict[str, Unit]:

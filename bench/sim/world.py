@@ -17,8 +17,9 @@ import msgspec
 import shared.drivers.journal as journal
 import shared.drivers.service as driving
 from bench.sim.faults import NOTICE_S, Faults
-from bench.sim.fleet import Place, Unit, units
+from bench.sim.fleet import Place, Unit, in_the_worlds_hands, units
 from bench.sim.plan import Ask, Plan
+from bench.sim.planting import patched
 from bench.sim.programs import running
 from bench.sim.record import SimulatedStore, StepRow, Tables
 from bench.sim.replaying import replay_all
@@ -292,18 +293,21 @@ def _truth(admitted: StepAdmitted, number: int) -> list[int]:
 def _virtual(world: World) -> Iterator[None]:
     """Everything that a process asks of its machine comes from the world."""
     entropy, root = Random(f"{world.plan.seed}.ids"), logging.getLogger()
-    level, every = root.level, journal.SNAPSHOT_EVERY
+    level = root.level
     root.addHandler(world)
     root.setLevel(logging.ERROR)
     clock.use(world.loop.now_ns, world.loop.time)
     ids.use(entropy.randbytes)
     random.seed(world.plan.seed)  # waits for Postgres are drawn
-    setattr(driving, "LiveDriver", _Observed)  # noqa: B010  # the one name through which services come to their driver
-    journal.SNAPSHOT_EVERY = world.plan.snapshot_every
     world.loop.set_exception_handler(lambda _, about: world._break(f"the loop says {about}"))
     _worlds.append(world)
     try:
-        yield
+        with (
+            in_the_worlds_hands(),
+            patched(driving, "LiveDriver", _Observed),  # the one name through which services come to their driver
+            patched(journal, "SNAPSHOT_EVERY", world.plan.snapshot_every),
+        ):
+            yield
     finally:
         _worlds.pop()
         world.loop.set_exception_handler(lambda _, __: None)
@@ -311,8 +315,6 @@ def _virtual(world: World) -> Iterator[None]:
         root.setLevel(level)
         clock.use()
         ids.use()
-        setattr(driving, "LiveDriver", LiveDriver)  # noqa: B010
-        journal.SNAPSHOT_EVERY = every
 
 
 def simulate(plan: Plan, *, keep_log: bool = False) -> Result:

@@ -1,7 +1,7 @@
 """Resuming a workflow from outside: each of its steps that did not succeed is tried anew, as its program would when it asks for it again.
 
-What was asked is taken from the log, which keeps it for a day. The new try has the id under which the program looks for it, so the program
-joins it when it comes back, and both together submit it once.
+What was asked is taken from the log, which keeps it for a day, as conversations are kept that it refers to. The new try has the id under
+which the program looks for it, so the program joins it when it comes back, and both together submit it once.
 """
 
 import msgspec
@@ -9,7 +9,7 @@ import msgspec
 from shared.contracts import subjects
 from shared.contracts.ids import StepId
 from shared.contracts.steps import StepState, Submission
-from shared.contracts.streams import STEPS
+from shared.contracts.streams import STEPS, TURNS
 from shared.contracts.workflows import StepResumed, WorkflowStep
 from shared.core.inputs import step_id
 from shared.core.machine import ENCODER
@@ -18,7 +18,7 @@ from shared.runtime.bus import Bus
 from shared.runtime.ids import new_trace
 from shared.runtime.workflow_run import WorkflowRun
 
-LOST = "what was asked is no longer in the log, which keeps a day: its program must ask again"
+LOST = "what was asked is no longer stored, which it is for a day: its program must ask again"
 
 
 async def resume(bus: Bus, run: WorkflowRun) -> list[StepResumed]:
@@ -40,6 +40,8 @@ async def _resumed(bus: Bus, run: WorkflowRun, name: str, known: WorkflowStep) -
         return StepResumed(name=name, step=known.step, was=known.status, resumed=False)
     submission = await _asked(bus, known.step)
     if submission is None:
+        return StepResumed(name=name, step=known.step, was=known.status, resumed=False, why=LOST)
+    if submission.history and await bus.last(TURNS.name, subjects.turn(submission.history)) is None:
         return StepResumed(name=name, step=known.step, was=known.status, resumed=False, why=LOST)
     submission = msgspec.structs.replace(submission, timeout_ms=await run.grant(submission.timeout_ms))
     step = step_id(run.key, run.id, name, number + 1)

@@ -14,7 +14,7 @@ from legato.fleet import Fleet
 from shared.contracts import subjects
 from shared.contracts.ids import WorkflowId
 from shared.contracts.steps import StepState
-from shared.contracts.streams import STEPS
+from shared.contracts.streams import STEPS, TURNS
 from shared.contracts.workflows import WorkflowList, WorkflowRecord, WorkflowState
 from tests.acceptance.conftest import running_fleet
 
@@ -205,6 +205,24 @@ async def test_what_did_not_succeed_is_tried_anew_by_a_person_and_joined_by_its_
         ("long", StepState.CANCELLED),
         ("long", StepState.SUCCEEDED),
     ]
+
+
+async def test_what_was_asked_in_a_conversation_that_is_lost_is_not_tried_anew_from_outside(fleet: Fleet, client: Client) -> None:
+    workflow, first = new_workflow(), {"role": "user", "content": "once upon a time " * 400}
+    later = [first, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "Go on."}]
+    async with client.workflow("test", id=workflow) as wf:
+        await wf.step("first", messages=[first], **ASKED)
+        async for _ in wf.stream("long", messages=later, model="sim-small", max_tokens=2_000):
+            break
+        await wf.cancel()
+    await recorded(client, workflow, 2)
+    await fleet.bus.js.purge_stream(TURNS.name)
+    lines = map(json.loads, (await command(fleet, "resume", workflow, "--json")).splitlines())
+    [long] = [each for each in lines if each["name"] == "long"]
+    assert (long["was"], long["resumed"]) == ("cancelled", False)
+    assert "its program must ask again" in long["why"]
+    async with client.workflow("test", id=workflow) as again:
+        assert len((await again.step("long", messages=later, model="sim-small", max_tokens=2_000)).tokens) == 2_000
 
 
 async def test_what_has_ended_or_is_another_keys_is_not_resumed(fleet: Fleet, client: Client) -> None:

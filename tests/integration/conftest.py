@@ -1,11 +1,13 @@
 """What many of these tests begin with."""
 
+import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from gateway_place import Place, gateway
 from workflow_messages import Start
 
 from shared.runtime.bus import Bus, BusConfig
@@ -42,3 +44,18 @@ async def start(fresh_nats: EmbeddedNats, database: str, server_directory: Path)
     for process in processes:
         lines = (server_directory / f"{process.spec.name}.log").read_text().splitlines()
         assert not [line for line in lines if "Traceback" in line and '"level":"warning"' not in line]  # asyncpg warns with one
+
+
+@pytest.fixture(scope="module")
+async def shared_place(nats_url: str) -> AsyncIterator[Place]:
+    """A gateway for all tests of a file."""
+    async with gateway(nats_url) as place:
+        yield place
+
+
+@pytest.fixture
+async def place(shared_place: Place) -> Place:
+    """The shared gateway, with nothing left over in the fleet's queues."""
+    fleet = shared_place.fleet
+    fleet.submitted, fleet.cancelled = asyncio.Queue(100), asyncio.Queue(100)
+    return shared_place

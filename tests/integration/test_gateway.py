@@ -13,21 +13,6 @@ from gateway_place import HELLO, WORDS, Place, gateway
 from shared.contracts.outcomes import Problem, Reason, Status
 from shared.runtime.ids import new_trace
 
-
-@pytest.fixture(scope="module")
-async def shared_place(nats_url: str) -> AsyncIterator[Place]:
-    async with gateway(nats_url) as place:
-        yield place
-
-
-@pytest.fixture
-async def place(shared_place: Place) -> Place:
-    """The shared gateway, with nothing left over in the fleet's queues."""
-    fleet = shared_place.fleet
-    fleet.submitted, fleet.cancelled = asyncio.Queue(100), asyncio.Queue(100)
-    return shared_place
-
-
 # --- chat and completions ----------------------------------------------------------------------------------------------------
 
 

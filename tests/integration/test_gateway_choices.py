@@ -52,14 +52,6 @@ async def shared_place(nats_url: str) -> AsyncIterator[Place]:
         yield place
 
 
-@pytest.fixture
-async def place(shared_place: Place) -> Place:
-    """The shared gateway, with nothing left over in the fleet's queues."""
-    fleet = shared_place.fleet
-    fleet.submitted, fleet.cancelled = asyncio.Queue(100), asyncio.Queue(100)
-    return shared_place
-
-
 async def submitted(place: Place, count: int) -> list[StepId]:
     return [await place.submitted() for _ in range(count)]
 

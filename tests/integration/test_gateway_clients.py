@@ -3,7 +3,7 @@
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import msgspec
 import openai
@@ -29,21 +29,6 @@ from shared.runtime.cursor import Source
 from shared.runtime.embedded import EmbeddedNats
 from shared.runtime.ids import new_id
 from shared.runtime.telemetry import Telemetry, TelemetryConfig
-
-
-@pytest.fixture(scope="module")
-async def shared_place(nats_url: str) -> AsyncIterator[Place]:
-    async with gateway(nats_url) as place:
-        yield place
-
-
-@pytest.fixture
-async def place(shared_place: Place) -> Place:
-    """The shared gateway, with nothing left over in the fleet's queues."""
-    fleet = shared_place.fleet
-    fleet.submitted, fleet.cancelled = asyncio.Queue(100), asyncio.Queue(100)
-    return shared_place
-
 
 # --- clients that go ---------------------------------------------------------------------------------------------------------
 

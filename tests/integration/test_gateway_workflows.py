@@ -2,7 +2,6 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
@@ -21,20 +20,6 @@ from shared.core.inputs import fingerprint, session_workflow
 from shared.runtime.embedded import EmbeddedNats
 
 TEXT = "".join(WORDS)
-
-
-@pytest.fixture(scope="module")
-async def shared_place(nats_url: str) -> AsyncIterator[Place]:
-    async with gateway(nats_url) as place:
-        yield place
-
-
-@pytest.fixture
-async def place(shared_place: Place) -> Place:
-    """The shared gateway, with nothing left over in the fleet's queues."""
-    fleet = shared_place.fleet
-    fleet.submitted, fleet.cancelled = asyncio.Queue(100), asyncio.Queue(100)
-    return shared_place
 
 
 def step_of(key: str = "plan", workflow: str = "", **more: str) -> dict[str, str]:

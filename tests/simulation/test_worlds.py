@@ -11,6 +11,10 @@ from bench.sim.minimise import minimised
 from bench.sim.mutations import mutated
 from bench.sim.plan import drawn
 from bench.sim.world import simulate
+from services.worker import service as worker
+from shared.core.step_law import PRESETS
+from shared.drivers import service as driving
+from shared.drivers.live import LiveDriver
 
 
 @pytest.mark.parametrize("seed", [2, 12, 16, 32, 471])
@@ -43,6 +47,14 @@ def test_a_seed_gives_the_same_events_again_whatever_the_hash_seed() -> None:
 def test_a_planted_bug_shows_itself(bug: str) -> None:
     with mutated(bug):
         assert any(simulate(drawn(seed)).broken for seed in range(1, 6))
+
+
+def test_who_is_in_no_world_is_left_alone() -> None:
+    simulate(drawn(2))
+    for name in ("build", "watch"):
+        assert getattr(worker, name).__module__.startswith("services.")
+    assert driving.LiveDriver is LiveDriver
+    assert set(PRESETS) == {"instant", "8b-h100", "8b-a100"}
 
 
 def test_what_was_planted_is_gone_afterwards() -> None:
