@@ -20,21 +20,33 @@ SHOWN_MAX = 5  # broken worlds that are made shorter
 def main() -> int:
     """0 where every world held."""
     parser = argparse.ArgumentParser(prog="python -m bench.sim", description="Whole fleets in simulated worlds, with faults.")
-    parser.add_argument("--seeds", type=int, default=1_000, help="how many worlds (default: 1000)")
+    parser.add_argument("--seeds", type=_positive, default=1_000, help="how many worlds (default: 1000)")
     parser.add_argument("--first", type=int, default=1, help="the first seed (default: 1)")
     parser.add_argument("--seed", type=int, help="this world alone, twice, with its plan and its log")
-    parser.add_argument("--plan", type=Path, help="a plan from a file instead of a seed's")
+    parser.add_argument("--plan", type=_plan, metavar="FILE", help="a plan from a file instead of a seed's")
     parser.add_argument("--log", type=Path, help="where its log of events goes (default: only its hash is shown)")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes side by side (default: one for each core)")
+    parser.add_argument("--jobs", type=_positive, default=os.cpu_count() or 1, help="processes side by side (default: one for each core)")
     parser.add_argument("--mutations", action="store_true", help="plant each of the known bugs, and see which world shows it")
     parser.add_argument("--mutation", choices=sorted(MUTATIONS), help="plant this one")
     given = parser.parse_args()
     if given.mutations:
         return _mutations(given.seeds if given.seeds != 1_000 else 400, given.jobs)
     if given.seed is not None or given.plan is not None:
-        plan = msgspec.json.decode(given.plan.read_bytes(), type=Plan) if given.plan else drawn(given.seed)
-        return _one(plan, given.log, given.mutation)
+        return _one(given.plan or drawn(given.seed), given.log, given.mutation)
     return _many(range(given.first, given.first + given.seeds), given.jobs, given.mutation)
+
+
+def _positive(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"a number from 1 on is needed, not {text!r}")
+    return int(text)
+
+
+def _plan(path: str) -> Plan:
+    try:
+        return msgspec.json.decode(Path(path).read_bytes(), type=Plan)
+    except (OSError, msgspec.DecodeError) as error:
+        raise argparse.ArgumentTypeError(f"{path} is no plan of a world: {error}") from error
 
 
 def _one(plan: Plan, log: Path | None, mutation: str | None) -> int:

@@ -2,6 +2,7 @@
 
 kill     a process is killed (SIGKILL), and started again by whoever watches it
 die      a process is killed at a point of its own way: when it has received, before or after it sends, before or after it commits
+freeze   a process stops at such a point for so many seconds
 pause    a process stops for so many seconds (SIGSTOP), and goes on
 cut      a connection breaks, and cannot be made again for so long
 hold     nothing arrives on a connection for so long, either way; then all of it does
