@@ -26,7 +26,7 @@ def main() -> int:
     if not 1 <= given.seconds <= 3_600:
         parser.error("--seconds: from 1 to 3600")
     for name in ("workers", "streams"):
-        if not 1 <= (getattr(given, name) or 1) <= 1_000:
+        if (value := getattr(given, name)) is not None and not 1 <= value <= 1_000:
             parser.error(f"--{name}: from 1 to 1000")
     storm = chosen(given)
     say = Console(stderr=True)
