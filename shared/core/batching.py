@@ -24,6 +24,7 @@ import msgspec
 from shared.contracts.kv import KvEvent
 from shared.core.kv_cache import Chain, Holding, KvCache
 from shared.core.step_law import StepLaw, StepWork, attended, step_ns
+from shared.core.strides import Rows, Stride, fill, longest, planned
 
 
 class BatchingConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,8 +86,11 @@ class Request:
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """One iteration. Each of `produced` has one new output token, its `produced`-th; `finished` are those whose token was the last."""
+    """One iteration. Each of `produced` has one new output token, its `produced`-th; `finished` are those whose token was the last.
 
+    Or a stride of `iterations`: each of `produced` has one new token from each of them, and `finished` ended with the last one."""
+
+    iterations: int = 1
     duration_ns: int
     work: StepWork  # what it computed
     produced: list[Request]
@@ -108,6 +112,7 @@ class Batching:
         self._running: dict[int, Request] = {}  # by arrival, in order of admission
         self._arrivals = 0
         self._head_fits = True  # False: the first waiting request did not fit and nothing was freed since
+        self._planned: Stride | None = None  # the last one, until something happens
 
     @property
     def waiting(self) -> int:
@@ -122,7 +127,7 @@ class Batching:
         return not self._running and not self._waiting
 
     def submit(self, request: Request) -> Refusal | None:
-        """Take a request into the queue, or say why not."""
+        """Take a request into the queue, or say why not. What was planned as a stride is advanced before, as far as it has begun."""
         if self._blocks_of(request.prompt_tokens + request.output_tokens) > self.config.blocks:
             return Refusal.TOO_LONG
         if len(self._waiting) + len(self._running) >= self.config.slots + self.config.queue_max:
@@ -137,15 +142,18 @@ class Batching:
         if self._running.get(request.arrival) is request:
             del self._running[request.arrival]
             self._release(request)
+            self._planned = None
             return
         place = (-request.priority, request.arrival, request)
         index = bisect_left(self._waiting, place[:2], key=_rank)
         if index < len(self._waiting) and self._waiting[index][2] is request:
             del self._waiting[index]
             self._head_fits = True
+            self._planned = None
 
     def step(self) -> Step:
         """Run one iteration. Call it only when not idle."""
+        self._planned = None
         retracted = self._make_room()
         shares, work = self._plan()
         produced, finished = self._advance(shares)
@@ -158,12 +166,68 @@ class Batching:
             kv_events=self.cache.take_events(),
         )
 
+    def stride(self) -> Stride | None:
+        """How many iterations only decode from here, at most until the first request finishes, and how long they take. None: the next one
+        prefills, admits or retracts, or there is none: call `step`. Changes nothing."""
+        running = self._running.values()
+        if not running or (self._head_fits and self._waiting and len(running) < self.config.slots):
+            return None
+        width = self.config.block_tokens
+        context, left = 0, self.config.blocks * width
+        rows: Rows = {}
+        for request in running:
+            computed, produced, holding = request.computed, request.produced, request.holding
+            phase = -(computed + 1) % width
+            if request.prompt_tokens + produced - computed != 1 or holding is None:
+                return None
+            if phase == width - 1 and holding.blocks * width > computed:
+                return None  # the last token of a prefill, whose block it has already
+            context += computed
+            left = min(left, request.output_tokens - produced)
+            if phase in rows:
+                rows[phase].append((holding, request.chain))
+            else:
+                rows[phase] = [(holding, request.chain)]
+        iterations = longest(rows, width, left, self.cache.free + self.cache.cached)
+        if iterations == 0:
+            return None
+        self._planned = planned(self.law, len(running), context, iterations, rows)
+        return self._planned
+
+    def advance(self, stride: Stride, iterations: int) -> Step:
+        """Run the first `iterations` of `stride`: the same as so many single steps, but for the rounding of `duration_ns`."""
+        if stride is not self._planned:
+            raise AssertionError("something has happened since this stride was planned")
+        if not 1 <= iterations <= stride.iterations:
+            raise AssertionError(f"{iterations} iterations of a stride of {stride.iterations}")
+        self._planned = None
+        fill(self.cache, stride.rows, self.config.block_tokens, iterations)
+        produced = list(self._running.values())
+        finished = []
+        for request in produced:
+            request.computed += iterations
+            request.produced += iterations
+            if request.produced == request.output_tokens:
+                finished.append(request)
+                del self._running[request.arrival]
+                self._release(request)
+        return Step(
+            iterations=iterations,
+            duration_ns=stride.ns(iterations),
+            work=stride.work_of(iterations),
+            produced=produced,
+            finished=finished,
+            retracted=[],
+            kv_events=self.cache.take_events(),
+        )
+
     def _blocks_of(self, tokens: int) -> int:
         return -(-tokens // self.config.block_tokens)
 
     def _enqueue(self, request: Request) -> None:
         insort(self._waiting, (-request.priority, request.arrival, request), key=_rank)
         self._head_fits = True
+        self._planned = None
 
     def _release(self, request: Request) -> None:
         if request.holding is None:

@@ -14,6 +14,7 @@ Source: vLLM's paged KV cache (Kwon et al., SOSP 2023) and SGLang's radix cache 
 """
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Protocol
 
 from shared.contracts.kv import BlocksRemoved, BlocksStored, KvEvent
@@ -98,8 +99,38 @@ class KvCache:
         self._open -= 1
         if block_hash not in self._references:
             self._references[block_hash] = 0
-            self._stored(block_hash)
+            self._stored([block_hash])
         self._reference(holding, block_hash)
+
+    def grow_each(self, holdings: Sequence[Holding]) -> bool:
+        """`grow` each of them by one block. False, and nothing changed, when they do not fit all."""
+        missing = len(holdings) - self.free
+        if missing > len(self._idle):
+            return False
+        for _ in range(missing):
+            self._evict()
+        for holding in holdings:
+            holding.open_blocks += 1
+        self._open += len(holdings)
+        return True
+
+    def seal_each(self, rows: Sequence[tuple[Holding, Chain]]) -> None:
+        """`seal` the next block of each of these chains."""
+        references = self._references
+        stored: list[int] = []
+        for holding, chain in rows:
+            block_hash = chain[len(holding.sealed)]
+            if block_hash in references:
+                self.seal(holding, block_hash)
+                continue
+            if holding.open_blocks < 1:
+                raise AssertionError("only an open block can be sealed")
+            holding.open_blocks -= 1
+            self._open -= 1
+            references[block_hash] = 1
+            holding.sealed.append(block_hash)
+            stored.append(block_hash)
+        self._stored(stored)
 
     def release(self, holding: Holding) -> None:
         """Let all blocks of `holding` go; sealed ones stay cached until they are evicted."""
@@ -139,8 +170,8 @@ class KvCache:
         else:
             self._events.append(BlocksRemoved(hashes=[block_hash]))
 
-    def _stored(self, block_hash: int) -> None:
+    def _stored(self, hashes: list[int]) -> None:
         if self._events and isinstance(self._events[-1], BlocksStored):
-            self._events[-1].hashes.append(block_hash)
-        else:
-            self._events.append(BlocksStored(hashes=[block_hash]))
+            self._events[-1].hashes.extend(hashes)
+        elif hashes:
+            self._events.append(BlocksStored(hashes=hashes))
