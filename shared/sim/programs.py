@@ -37,7 +37,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         return sum(segment.tokens for segment in self.prompt)
 
 
-class Behaviour(msgspec.Struct, frozen=True, kw_only=True):
+class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a client takes a no, and how long it waits. `tries`: of each call; a refusal's or a failure's next one after what the answer
     says (`retry_after_ms`), at least `retry_s` with up to half as much more; a rude client ignores what it is told."""
 
@@ -48,7 +48,7 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True):
     rude: bool = False
 
 
-class Objective(msgspec.Struct, frozen=True, kw_only=True):
+class Objective(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What counts as served well: all that is not 0 must hold. Per call, the last for the whole program."""
 
     ttft_s: float = 0.0
