@@ -259,6 +259,8 @@ def test_workloads_that_are_played_together_come_in_order_and_share_nothing() ->
         ("copilot", {"calls": {"least": 5, "most": 4}}, "least 5 is more than most 4"),
         ("autonomous", {"calls_max": 0}, "calls_max"),
         ("copilot", {"context_max": 20_000}, "context_max 20000 is too small"),
+        ("azure", {"path": "nowhere.csv"}, r"nowhere.csv is not there: get it from https://github.com/Azure"),
+        ("mooncake", {"path": "nowhere.jsonl"}, r"nowhere.jsonl is not there.*generators need no files"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_played(kind: str, settings: dict[str, Any], named: str, tmp_path: Path) -> None:

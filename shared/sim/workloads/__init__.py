@@ -14,7 +14,7 @@ import msgspec
 
 from shared.core.errors import LegatoError
 from shared.sim.programs import Program
-from shared.sim.workloads import autonomous, chat, copilot, dag, research, single
+from shared.sim.workloads import autonomous, azure, chat, copilot, dag, mooncake, research, single
 from shared.sim.workloads.settings import Clients
 from shared.sim.workloads.source import Source
 
@@ -35,6 +35,8 @@ KINDS = {
     "research": Kind(research.Research, research.programs),
     "autonomous": Kind(autonomous.Autonomous, autonomous.programs),
     "dag": Kind(dag.Dag, dag.programs),
+    "mooncake": Kind(mooncake.Mooncake, mooncake.programs),
+    "azure": Kind(azure.Azure, azure.programs),
 }
 
 
