@@ -1,0 +1,240 @@
+"""The workers of a scenario: launched, loaded, beating, drained, killed, taken away, paid for; more or fewer as the autoscaler says."""
+
+import math
+from random import Random
+
+from legato.simulate.bus import Bus, Inbox
+from legato.simulate.scenario import Pool, Scenario
+from legato.simulate.steps import Step
+from legato.simulate.worker import CELL, Counts, Kind, Worker
+from shared.contracts.envelope import Message
+from shared.contracts.fleet import Capacity, Hardware, ModelCard, ScaleTargetSet, WorkerState, WorkerVanished
+from shared.contracts.ids import ModelName, StepId, WorkerId
+from shared.contracts.kv import KvResyncRequested
+from shared.contracts.steps import StepDispatched, StepRevoked
+from shared.core.batching import BatchingConfig
+from shared.core.shipped_laws import law_called, named_engine
+from shared.core.step_law import PRESETS, decode_ns, prefill_ns
+
+MISSED_S = 0.2  # until the scheduler's prober tells that a connection is gone (docs/benchmarks.md, "Pauses")
+AGAIN_S = 2.0  # until a killed worker's process runs again; its machine and its image are there
+DRAIN_S = 30.0  # a worker's drain_timeout_s
+REGISTER_S = 10.0
+PRESET_BLOCK_TOKENS = 131_072  # KV of a preset, which has no GPU to fill: 8,192 blocks of 16 tokens, as the simulated engine's default
+
+
+def kind_of(name: str, pool: Pool, block_tokens: int) -> Kind:
+    """What the workers of a pool are. Raises LegatoError for an unknown law."""
+    law = law_called(pool.law)
+    tokens = PRESET_BLOCK_TOKENS if pool.law in PRESETS else named_engine(pool.law).blocks * 16
+    blocks = pool.blocks or max(1, tokens // block_tokens)
+    prefill, decode = prefill_ns(law, pool.tokens_per_step), decode_ns(law, 1, block_tokens)
+    batching = BatchingConfig(
+        blocks=blocks,
+        block_tokens=block_tokens,
+        slots=pool.slots,
+        queue_max=pool.queue_max,
+        tokens_per_step=max(pool.slots, pool.tokens_per_step),
+    )
+    return Kind(
+        pool=name,
+        card=ModelCard(
+            name=ModelName(pool.model), tokenizer="", vocab_size=1, context_tokens=blocks * block_tokens, block_tokens=block_tokens
+        ),
+        hardware=Hardware(kind=pool.law, usd_per_hour=pool.usd_per_hour, spot=pool.spot is not None),
+        capacity=Capacity(
+            blocks=blocks,
+            slots=pool.slots,
+            prefill_tokens_per_s=pool.tokens_per_step * 1e9 / prefill if prefill else 0.0,
+            decode_tokens_per_s=1e9 / decode if decode else 0.0,
+        ),
+        engine=(batching, law),
+    )
+
+
+class Crew:
+    """All workers, by pool. Also what dispatches and revocations reach them through."""
+
+    def __init__(self, bus: Bus, scenario: Scenario, steps: dict[StepId, Step], draw: Random) -> None:
+        self.steps = steps
+        self.workers: dict[WorkerId, Worker] = {}
+        self.paid: dict[WorkerId, float] = {}  # since when, in seconds
+        self.usd = 0.0  # of those that are gone
+        self.gpu_s = 0.0
+        self.lost_attempts = 0
+        self.counts = Counts()
+        self._bus = bus
+        self._heap = bus.heap
+        self._scenario = scenario
+        self._draw = draw
+        self._kinds = {name: kind_of(name, pool, scenario.block_tokens) for name, pool in scenario.pools.items()}
+        self._coming: dict[str, dict[WorkerId, None]] = {name: {} for name in scenario.pools}
+        self._launched = dict.fromkeys(scenario.pools, 0)
+        inbox = Inbox(self._told)
+        bus.join(inbox, StepDispatched | StepRevoked | KvResyncRequested | ScaleTargetSet)
+
+    def start(self) -> None:
+        """Those that the scenario begins with are ready."""
+        for name, pool in self._scenario.pools.items():
+            for _ in range(pool.count):
+                self._ready(self._named(name))
+
+    def staying(self, pool: str) -> list[Worker]:
+        """Workers of a pool that are not leaving, oldest first."""
+        return [each for each in self.workers.values() if each.kind.pool == pool and each.state is not WorkerState.DRAINING]
+
+    def coming(self) -> int:
+        """Workers that were launched or are loading."""
+        loading = sum(each.state in (WorkerState.LOADING, WorkerState.DOWN) for each in self.workers.values())
+        return loading + sum(map(len, self._coming.values()))
+
+    def usd_per_hour(self) -> float:
+        """What all that are paid for cost now."""
+        return sum(self._scenario.pools[name.rsplit("-", 1)[0]].usd_per_hour for name in self.paid)
+
+    # --- messages ----------------------------------------------------------------------------------------------------------------
+
+    def _told(self, message: Message) -> None:
+        if isinstance(message, ScaleTargetSet):
+            self.reach(message.pool, message.workers)
+            return
+        assert isinstance(message, StepDispatched | StepRevoked | KvResyncRequested)
+        worker = self.workers.get(message.worker)
+        if worker is None or worker.state is WorkerState.DOWN:
+            return
+        if isinstance(message, StepDispatched):
+            worker.dispatched(message)
+        elif isinstance(message, StepRevoked):
+            worker.revoked(message)
+        else:
+            worker.told_resync(message)
+
+    # --- more and fewer ----------------------------------------------------------------------------------------------------------
+
+    def reach(self, pool: str, target: int) -> None:
+        """Make so many of a pool. Those that are on their way are given up first, then the youngest drain."""
+        if pool not in self._kinds:
+            return
+        coming, staying = self._coming[pool], self.staying(pool)
+        for _ in range(target - len(staying) - len(coming)):
+            self._launch(pool)
+        for _ in range(min(len(coming), len(staying) + len(coming) - target)):
+            name, _ = coming.popitem()
+            self._unpaid(name)
+        for worker in staying[max(0, target) :]:
+            worker.drain(self._heap.now_ns + round(DRAIN_S * 1e9))
+
+    def _named(self, pool: str) -> WorkerId:
+        self._launched[pool] += 1
+        return WorkerId(f"{pool}-{self._launched[pool]:05d}")
+
+    def _launch(self, pool: str) -> None:
+        name = self._named(pool)
+        self._coming[pool][name] = None
+        self._heap.after(self._scenario.pools[pool].cold.provision_s, self._there, (pool, name))
+
+    def _there(self, what: tuple[str, WorkerId]) -> None:
+        """The machine is there, and paid for from now on."""
+        pool, name = what
+        if name in self._coming[pool]:
+            cold = self._scenario.pools[pool].cold
+            self.paid[name] = self._heap.now_s
+            self._heap.after(cold.seconds - cold.provision_s, self._loaded, what)
+
+    def _loaded(self, what: tuple[str, WorkerId]) -> None:
+        pool, name = what
+        if name in self._coming[pool]:
+            del self._coming[pool][name]
+            self._ready(name)
+
+    def _ready(self, name: WorkerId) -> None:
+        pool = name.rsplit("-", 1)[0]
+        worker = Worker(name, self._kinds[pool], self._bus, self, self._gone)
+        self.workers[name] = worker
+        self.paid.setdefault(name, self._heap.now_s)
+        worker.enter(WorkerState.LOADING)
+        worker.enter(WorkerState.READY)
+        first_s = self._draw.random() * self._scenario.beat_ms / 1e3
+        self._heap.after(first_s, self._beat, (worker, self._heap.now_s))
+        spot = self._scenario.pools[pool].spot
+        if spot is not None and spot.mean_life_s:
+            self._heap.after(self._draw.expovariate(1 / spot.mean_life_s), self._noticed, worker)
+
+    def _beat(self, what: tuple[Worker, float]) -> None:
+        """For as long as it is there; and its registration now and then."""
+        worker, registered_s = what
+        if self.workers.get(worker.id) is not worker:
+            return
+        if worker.state is not WorkerState.DOWN:
+            worker.beat()
+            if self._heap.now_s - registered_s >= REGISTER_S:
+                worker.register()
+                registered_s = self._heap.now_s
+        self._heap.after(self._scenario.beat_ms / 1e3, self._beat, (worker, registered_s))
+
+    # --- losses ------------------------------------------------------------------------------------------------------------------
+
+    def _noticed(self, worker: Worker) -> None:
+        """A spot machine will be taken away; the pool asks for another one."""
+        if self.workers.get(worker.id) is not worker or worker.state is WorkerState.DRAINING:
+            return
+        pool = worker.kind.pool
+        spot = self._scenario.pools[pool].spot
+        notice_s = spot.notice_s if spot is not None else 0.0
+        self._launch(pool)
+        worker.drain(self._heap.now_ns + round(notice_s * 1e9))
+
+    def drain_one(self) -> None:
+        """A planned loss: it is replaced."""
+        ready = [each for each in self.workers.values() if each.state is WorkerState.READY]
+        if len(ready) > 1:
+            worker = self._draw.choice(ready)
+            self._launch(worker.kind.pool)
+            worker.drain(self._heap.now_ns + round(DRAIN_S * 1e9))
+
+    def kill_one(self) -> None:
+        """A process dies, and comes back on its machine."""
+        alive = [each for each in self.workers.values() if each.state in (WorkerState.READY, WorkerState.DRAINING)]
+        if len(alive) > 1:
+            worker = self._draw.choice(alive)
+            draining = worker.state is WorkerState.DRAINING
+            self.lost_attempts += len(worker.attempts)
+            worker.die()
+            self._heap.after(MISSED_S, self._vanished, worker)
+            if draining:
+                self._gone(worker)
+            else:
+                self._heap.after(AGAIN_S, self._again, worker)
+
+    def _vanished(self, worker: Worker) -> None:
+        self._bus.publish(WorkerVanished(worker=worker.id, cell=CELL))
+
+    def _again(self, worker: Worker) -> None:
+        """Its weights come from the machine's own disk: the tier's time once more."""
+        if self.workers.get(worker.id) is worker:
+            cold = self._scenario.pools[worker.kind.pool].cold
+            worker.enter(WorkerState.LOADING)
+            self._heap.after(cold.weights_gb / cold.gb_per_s + cold.warm_up_s, self._reloaded, (worker, worker.epoch))
+
+    def _reloaded(self, what: tuple[Worker, int]) -> None:
+        worker, epoch = what
+        if self.workers.get(worker.id) is worker and (worker.state, worker.epoch) == (WorkerState.LOADING, epoch):
+            worker.enter(WorkerState.READY)
+
+    def _gone(self, worker: Worker) -> None:
+        self.workers.pop(worker.id, None)
+        self._unpaid(worker.id)
+
+    def _unpaid(self, name: WorkerId) -> None:
+        since_s = self.paid.pop(name, math.nan)
+        if not math.isnan(since_s):
+            seconds = self._heap.now_s - since_s
+            self.gpu_s += seconds
+            self.usd += seconds / 3600 * self._scenario.pools[name.rsplit("-", 1)[0]].usd_per_hour
+
+    def close(self) -> None:
+        """The end of the run: all are paid up to now."""
+        for worker in list(self.workers.values()):
+            self._gone(worker)
+        for name in list(self.paid):
+            self._unpaid(name)
