@@ -14,7 +14,7 @@ import tomllib
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, NoReturn, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
@@ -57,6 +57,16 @@ def load(
     for key, value in values.items():
         _check_keys(_type_at(config_type, [key], origins[key]), value, f"{origins[key]} {key}")
     return _convert(config_type, values, origins, section)
+
+
+def checked(config_type: type[Config], values: Mapping[str, Any], origin: str) -> Config:
+    """The struct of values that were read elsewhere, from `origin`. Raises ConfigError."""
+    for key, value in values.items():
+        _check_keys(_type_at(config_type, [key], origin), value, f"{origin}: {key}")
+    try:
+        return msgspec.convert(values, config_type)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{origin}: {_said(error, config_type)}") from error
 
 
 def check_setting(setting: str) -> None:
@@ -144,6 +154,8 @@ def _literals(text: str) -> Iterator[Any]:
 
 def _members(value_type: Any) -> Sequence[Any]:
     """The members of a union; of any other type, itself."""
+    if get_origin(value_type) is Annotated:
+        value_type = get_args(value_type)[0]
     return get_args(value_type) if get_origin(value_type) in (Union, types.UnionType) else (value_type,)
 
 
@@ -196,6 +208,13 @@ def _convert(config_type: type[Config], values: dict[str, Any], origins: dict[st
         choices = choices_at(config_type, key)
         said = f"{_sentence(error)}; {_listed(choices)}" if choices else _sentence(error)
         raise ConfigError((origin if named else f"{origin} {key}".rstrip()) + f": {said}") from error
+
+
+def _said(error: msgspec.ValidationError, config_type: Any) -> str:
+    """Where it is in the value, what is wrong there, and what may stand there."""
+    key = _path(error).removeprefix("$.")
+    choices = choices_at(config_type, key)
+    return (f"{key}: " if key else "") + _sentence(error) + (f"; {_listed(choices)}" if choices else "")
 
 
 def _whole(section: str, origins: dict[str, str]) -> str:

@@ -1,0 +1,1 @@
+"""Scenarios that are shipped: `legato simulate --list`."""

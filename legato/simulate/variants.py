@@ -1,0 +1,102 @@
+"""A scenario file made into one checked scenario for each of its policies."""
+
+import copy
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from legato.machines import DECIDERS, machine_of
+from legato.simulate.loading import DEFAULT, Document, flat, refuse, set_key, value_of
+from legato.simulate.scenario import Pool, Scenario
+from shared.contracts.ids import is_subject_token
+from shared.core.errors import LegatoError
+from shared.core.shipped_laws import law_called
+from shared.runtime.config import ConfigError, checked, load
+
+EVICTIONS = ("lru",)
+_NEXT = re.compile(r",(?=[a-z_]+\.[a-z_])")  # between the settings of a policy that is said on the command line
+
+
+def scenarios(document: Document, wanted: Sequence[str] = ()) -> dict[str, Scenario]:
+    """A checked scenario for each policy, with that one alone in `policies`; of the policies that are `wanted`, in that order, else of all.
+    A wanted one may be said in place: `scheduler.placement=round_robin`, several settings with commas. Raises ConfigError."""
+    policies = document.values.get("policies", {})
+    if not isinstance(policies, dict):
+        raise ConfigError(f"{document.origin}: policies should be tables, [policies.NAME]")
+    names = list(dict.fromkeys(wanted)) or list(policies) or [DEFAULT]
+    return {name: _variant(document, name, _settings(document, policies, name)) for name in names}
+
+
+def _settings(document: Document, policies: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """What a policy sets, by whole keys."""
+    if name in policies:
+        if not isinstance(policies[name], dict):
+            raise ConfigError(f"{document.origin}: policies.{name} should be a table, [policies.{name}]")
+        return dict(flat(policies[name]))
+    if name == DEFAULT:
+        return {}
+    if "=" in name:
+        pairs = [text.partition("=") for text in _NEXT.split(name)]
+        return {key.strip(): value_of(text) for key, _, text in pairs}
+    refuse(f"--policy {name}", f"policy {name}", name, [*policies, DEFAULT])
+
+
+def _variant(document: Document, name: str, settings: Mapping[str, Any]) -> Scenario:
+    origin = f"{document.origin}, policy {name}" if settings else document.origin
+    values = copy.deepcopy(document.values)
+    own: dict[str, Any] = {}
+    for key, value in settings.items():
+        first = key.split(".")[0]
+        if first in DECIDERS:
+            own[key] = value
+        else:
+            set_key(values, key, value, f"{document.origin}: policies.{name}.{key}")
+    services = values.get("services", {})
+    if isinstance(services, dict):
+        values["services"] = dict(flat(services))
+    for missing in ("pools", "workload"):
+        if missing not in values:
+            shape = "[pools.NAME]" if missing == "pools" else "[[workload]]"
+            raise ConfigError(f"{document.origin}: there is no {shape}: a scenario needs at least one")
+    for pool, fields in values["pools"].items() if isinstance(values["pools"], dict) else ():
+        if isinstance(fields, dict):
+            checked(Pool, fields, f"{document.origin}: pools.{pool}")  # by its name, which the whole's error does not know
+    scenario = checked(Scenario, values | {"policies": {name: own}}, document.origin)
+    _check(scenario, name, origin)
+    return scenario
+
+
+def _check(scenario: Scenario, policy: str, origin: str) -> None:
+    """What types do not say. Raises ConfigError."""
+    if scenario.warm_up_s >= scenario.seconds:
+        raise ConfigError(f"{origin}: warm_up_s ({scenario.warm_up_s:g}) must be less than seconds ({scenario.seconds:g})")
+    for name, pool in scenario.pools.items():
+        where = f"{origin}: pools.{name}"
+        if not is_subject_token(name):
+            raise ConfigError(f"{where}: a pool's name has letters, digits, - and _")
+        try:
+            law_called(pool.law)
+        except LegatoError as error:
+            raise ConfigError(f"{where}.law: {error}") from error
+        if pool.eviction not in EVICTIONS:
+            refuse(where, f"eviction {pool.eviction}", pool.eviction, EVICTIONS)
+    pools = {f"autoscaler.pools.{name}.{key}": value for name, pool in scenario.pools.items() for key, value in pool.autoscaler.items()}
+    _check_settings({**pools, **scenario.services, **scenario.policies[policy]}, origin)
+
+
+def _check_settings(settings: Mapping[str, Any], origin: str) -> None:
+    """Raises ConfigError unless each is a setting of a service that is simulated, and all of a service fit together."""
+    by_service: dict[str, list[str]] = {}
+    for key, value in settings.items():
+        service, dot, setting = key.partition(".")
+        if service not in DECIDERS:
+            refuse(origin, f"service in {key}", service, DECIDERS)
+        if not dot:
+            raise ConfigError(f"{origin}: {key} should be {key}.SETTING")
+        by_service.setdefault(service, []).append(f"{setting}={value if isinstance(value, str) else json.dumps(value)}")
+    for service, overrides in by_service.items():
+        try:
+            load(machine_of(service).config, service, overrides=overrides)
+        except ConfigError as error:
+            raise ConfigError(f"{origin}: {str(error).removeprefix('--set ')}") from error

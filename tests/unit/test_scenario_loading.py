@@ -1,0 +1,167 @@
+"""Scenario files: what they may say, and what is said of what they may not."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from legato.simulate.loading import changed, read, shipped
+from legato.simulate.scenario import Scenario
+from legato.simulate.variants import scenarios
+from shared.runtime.config import ConfigError
+
+PLAIN = """
+seconds = 60
+
+[pools.h100]
+law = "llama-3.1-8b@h100:vllm"
+count = 2
+
+[[workload]]
+kind = "chat"
+with = {rate_per_s = 2.0}
+
+[policies.default]
+
+[policies.hasty]
+scheduler.match_wait_ms = 0
+"scheduler.preempt_gap" = 0
+"""
+
+Load = Callable[..., dict[str, Scenario]]
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    def loaded(text: str = PLAIN, *overrides: str, policies: tuple[str, ...] = ()) -> dict[str, Scenario]:
+        path = tmp_path / "mine.toml"
+        path.write_text(text)
+        return scenarios(changed(read(str(path)), overrides), policies)
+
+    return loaded
+
+
+def said(load: Load, *words: Any, **options: Any) -> str:
+    with pytest.raises(ConfigError) as error:
+        load(*words, **options)
+    return str(error.value)
+
+
+def test_a_policy_is_settings_of_services_however_toml_writes_them(load: Load) -> None:
+    found = load()
+    assert list(found) == ["default", "hasty"]
+    assert found["hasty"].name == "mine"
+    assert found["hasty"].policies == {"hasty": {"scheduler.match_wait_ms": 0, "scheduler.preempt_gap": 0}}
+    assert found["default"].policies == {"default": {}}
+
+
+def test_without_policies_there_is_the_services_default(load: Load) -> None:
+    text = PLAIN.partition("[policies.default]")[0]
+    assert list(load(text)) == ["default"]
+
+
+def test_policies_are_chosen_in_the_order_in_which_they_are_wanted(load: Load) -> None:
+    assert list(load(policies=("hasty", "default"))) == ["hasty", "default"]
+
+
+def test_a_policy_can_be_said_in_place(load: Load) -> None:
+    name = "scheduler.match_wait_ms=1.5,scheduler.queue_max=10"
+    found = load(policies=(name,))
+    assert found[name].policies == {name: {"scheduler.match_wait_ms": 1.5, "scheduler.queue_max": 10}}
+
+
+def test_a_policy_may_change_the_fleet(load: Load) -> None:
+    found = load(PLAIN + "\n[policies.large]\npools.h100.count = 8\n")
+    assert found["large"].pools["h100"].count == 8
+    assert found["large"].policies == {"large": {}}
+    assert found["default"].pools["h100"].count == 2
+
+
+def test_the_command_line_changes_what_the_file_says(load: Load) -> None:
+    overrides = ("seconds=30", "pools.h100.law=8b-h100", "workload.0.with.rate_per_s=7.5", "scheduler.queue_max=9", "faults.restart_s=1")
+    found = load(PLAIN, *overrides)["default"]
+    assert (found.seconds, found.pools["h100"].law, found.workload[0].settings["rate_per_s"]) == (30, "8b-h100", 7.5)
+    assert found.services == {"scheduler.queue_max": 9}
+    assert found.faults.restart_s == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("seconds = 60", "secnds = 60", "unknown key secnds; did you mean seconds?"),
+        ("count = 2", "cuont = 2", "pools.h100: unknown key cuont; did you mean count?"),
+        ("count = 2", "count = 2\ncold = {image = 3}", "pools.h100: cold: unknown key image; did you mean image_s?"),
+        ("count = 2", "count = -2", "pools.h100: count: expected int >= 0"),
+        ("count = 2", 'count = "two"', "pools.h100: count: expected int"),
+        ('law = "llama-3.1-8b@h100:vllm"\n', "", "pools.h100: missing key law"),
+        ("llama-3.1-8b@h100:vllm", "llama-9b@h100", "pools.h100.law: there is no model 'llama-9b'; there are"),
+        ("llama-3.1-8b@h100:vllm", "fast", "pools.h100.law: no step law is called 'fast'; there are"),
+        ("count = 2", 'eviction = "fifo"', "pools.h100: unknown eviction fifo; there are: lru"),
+        ("[pools.h100]", '[pools."h 100"]', "pools.h 100: a pool's name has letters, digits, - and _"),
+        ("[pools.h100]", "[pool.h100]", "there is no [pools.NAME]: a scenario needs at least one"),
+        ("[[workload]]", "[[workloads]]", "there is no [[workload]]: a scenario needs at least one"),
+        ("seconds = 60", "seconds = 60\nwarm_up_s = 60", "warm_up_s (60) must be less than seconds (60)"),
+        ("scheduler.match_wait_ms", "scheduler.match_wait", "scheduler.match_wait=0: unknown key match_wait; did you mean match_wait_ms?"),
+        ("scheduler.match_wait_ms = 0", "scheduler.match_wait_ms = 99", "expected float <= 50"),
+        ("scheduler.match_wait_ms", "shceduler.match_wait_ms", "unknown key shceduler; did you mean scheduler?"),
+        ("scheduler.match_wait_ms = 0", "scheduler = 0", "scheduler should be scheduler.SETTING"),
+        ("count = 2", "count = 2\nautoscaler = {maxx = 4}", "unknown key maxx; did you mean max?"),
+        ("[policies.default]", "[services]\nrouter.patience = 3\n[policies.default]", "unknown key patience; did you mean patience_ms?"),
+        ("[policies.default]\n\n[policies.hasty]", "[policies]\nhasty = 3\n[faults]", "policies.hasty should be a table, [policies.hasty]"),
+        ("seconds = 60", "seconds = ", "mine.toml is not TOML"),
+    ],
+)
+def test_a_file_that_cannot_be_says_what_would_be_right(load: Load, old: str, new: str, message: str) -> None:
+    assert old in PLAIN
+    assert message in said(load, PLAIN.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("seconds", "--set seconds: should be key=value"),
+        ("secnds=3", "--set secnds=3: unknown key secnds; did you mean seconds?"),
+        ("seconds=many", "seconds: expected float"),
+        ("seconds.x=3", "seconds is no table"),
+        ("pools.h100.cuont=3", "unknown key cuont; did you mean count?"),
+        ("pools.a100.count=3", "pools.a100: missing key law"),
+        ("workload.with.rate_per_s=3", "workload is a list; write workload.0 for its first one"),
+        ("workload.7.kind=chat", "there is no 7; the list has 1, from 0"),
+        ("scheduler.que_max=3", "unknown key que_max; did you mean queue_max?"),
+    ],
+)
+def test_a_change_that_cannot_be_says_what_would_be_right(load: Load, override: str, message: str) -> None:
+    assert message in said(load, PLAIN, override)
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ("hsty", "--policy hsty: unknown policy hsty; did you mean hasty?"),
+        ("scheduler.que_max=3", "unknown key que_max; did you mean queue_max?"),
+        ("shceduler.queue_max=3", "unknown key shceduler; did you mean scheduler?"),
+    ],
+)
+def test_a_policy_that_there_is_not_names_the_nearest(load: Load, policy: str, message: str) -> None:
+    assert message in said(load, policies=(policy,))
+
+
+def test_a_scenario_that_there_is_not_names_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean shared-prefixes"):
+        read("shared-prefix")
+    with pytest.raises(ConfigError, match=r"cannot read nowhere\.toml: No such file"):
+        read("nowhere.toml")
+    with pytest.raises(ConfigError, match="cannot read"):
+        read(str(tmp_path))
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="no text in UTF-8"):
+        read(str(tmp_path / "bytes.toml"))
+
+
+@pytest.mark.parametrize("each", shipped(), ids=lambda each: each.name)
+def test_every_shipped_scenario_loads_and_asks_a_question(each: Any) -> None:
+    assert each.question.endswith("?")
+    found = scenarios(read(each.name))
+    assert list(found) == each.policies
+    assert all(scenario.name == each.name for scenario in found.values())
