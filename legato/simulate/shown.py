@@ -1,0 +1,100 @@
+"""Figures as people read them: numbers with their units, and what the terminal shows of a comparison."""
+
+from rich.text import Text
+
+from legato.console import Rows, out, say, table
+from legato.simulate.comparison import Comparison, Difference, Loss, Row, Verdict
+from legato.simulate.defined import BY_NAME
+
+COLOURS: dict[Verdict, str] = {"better": "green", "worse": "red"}
+
+
+def number(value: float | None, unit: str) -> str:
+    """Three digits that matter, and the unit where a number alone does not say it."""
+    if value is None:
+        return "-"
+    if unit == "share":
+        return f"{value:.1%}"
+    if unit == "s" and 0 < abs(value) < 1:
+        return f"{_three(value * 1e3)} ms"
+    return f"{_three(value)} {_SHORT.get(unit, '')}".rstrip()
+
+
+def change(difference: Difference | None, unit: str) -> str:
+    """A difference, signed: of shares in points, of all else in per cent of the first policy, or as it is where that is 0."""
+    if difference is None:
+        return "-"
+    return _signed(difference.mean, difference, unit)
+
+
+def interval(difference: Difference | None, unit: str) -> str:
+    """Its 95% interval, in the same terms."""
+    if difference is None or difference.low is None or difference.high is None:
+        return "-"
+    return f"{_signed(difference.low, difference, unit)} to {_signed(difference.high, difference, unit)}"
+
+
+def loss_line(loss: Loss) -> str:
+    """Where and by how much a policy is worse, in words."""
+    unit = BY_NAME[loss.figure].unit
+    where = {"kind": "programs of kind", "tenant": "tenant", "part": "begun in"}[loss.by]
+    sure = f" (95%: {interval(loss.difference, unit)})" if loss.difference.low is not None else " (one seed)"
+    return (
+        f"{where} {loss.group}: {loss.figure} {number(loss.mean, unit)} instead of {number(loss.base, unit)}, "
+        f"{change(loss.difference, unit)}{sure}"
+    )
+
+
+def print_comparison(comparison: Comparison) -> None:
+    """The headline figures of all policies; and where each is worse than the first."""
+    base = comparison.policies[0]
+    rows = [row for row in comparison.rows if BY_NAME[row.figure].headline and any(row.policies.values())]
+    out.print(_means(comparison, rows))
+    for policy in comparison.policies[1:]:
+        out.print(f"\n{policy} against {base}, pair by pair", style="bold", markup=False)
+        out.print(_differences(policy, rows))
+        losses = [loss for loss in comparison.losses if loss.policy == policy]
+        if losses:
+            out.print("It loses here:", markup=False)
+        for loss in losses:
+            out.print(f"  {loss_line(loss)}", markup=False, soft_wrap=True)
+    if len(comparison.seeds) == 1 and len(comparison.policies) > 1:
+        say("\nOne seed says nothing about chance: --seeds 10 gives each difference an interval.")
+
+
+def _means(comparison: Comparison, rows: list[Row]) -> Rows:
+    columns = tuple(comparison.policies)
+    made = table("FIGURE", *columns, right=columns)
+    for row in rows:
+        cells: list[str | Text] = []
+        for policy in comparison.policies:
+            estimate, difference = row.policies[policy], row.differences.get(policy)
+            text = number(estimate.mean if estimate else None, row.unit)
+            cells.append(Text(text, style=COLOURS.get(difference.verdict, "") if difference else ""))
+        made.add_row(row.figure, *cells)
+    return made
+
+
+def _differences(policy: str, rows: list[Row]) -> Rows:
+    made = table("FIGURE", "DIFFERENCE", "95% INTERVAL", "", right=("DIFFERENCE", "95% INTERVAL"))
+    for row in rows:
+        found = row.differences[policy]
+        if found is not None and found.verdict != "equal":
+            verdict = Text(found.verdict, style=COLOURS.get(found.verdict, "dim"))
+            made.add_row(row.figure, change(found, row.unit), interval(found, row.unit), verdict)
+    return made
+
+
+def _signed(value: float, difference: Difference, unit: str) -> str:
+    if unit == "share":
+        return f"{value * 100:+.1f} points"
+    if difference.share is None or not difference.mean:
+        return f"{value:+.3g} {_SHORT.get(unit, '')}".rstrip()
+    return f"{value * difference.share / difference.mean:+.1%}"
+
+
+_SHORT = {"s": "s", "USD": "USD", "1/s": "/s", "worker-s": "s", "tokens/s": "/s"}
+
+
+def _three(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
