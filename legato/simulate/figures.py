@@ -8,7 +8,7 @@ import msgspec
 from legato.simulate.defined import FIGURES, GROUPED, PERCENTILES
 from legato.simulate.scenario import Scenario
 from legato.simulate.summing import binned, curve, mean, percentile, share
-from shared.sim.measured import STATUSES, Calls, Measured, Samples
+from shared.sim.measured import STATUSES, Calls, Measured
 
 PARTS = 6  # of the time in which programs begin
 POINTS = 240  # of a series, at most
@@ -151,15 +151,16 @@ def _recomputed(calls: Calls, rows: Sequence[int]) -> float:
 
 
 def _fleet(measured: Measured, scenario: Scenario, found: Figures) -> Figures:
-    """Of workers and samples. What is paid before the end of the warm-up is left out by its share in the samples."""
+    """Of workers and samples, from the end of the warm-up until no more programs begin: what is paid before and after is left out by its
+    share in the samples. Else a fleet that waits for the last slow reader would look dear."""
     samples, totals, calls = measured.samples, measured.totals, measured.calls
     there = [ready + coming for ready, coming in zip(samples.workers, samples.coming, strict=True)]
-    usd = totals.fleet_usd * _behind(samples, samples.usd_per_hour, scenario.warm_up_s)
-    gpu_s = totals.fleet_gpu_s * _behind(samples, there, scenario.warm_up_s)
+    loaded = [scenario.warm_up_s <= at_s <= scenario.seconds for at_s in samples.at_s]
+    usd = totals.fleet_usd * _share_of(samples.usd_per_hour, loaded)
+    gpu_s = totals.fleet_gpu_s * _share_of(there, loaded)
     done = round((found["calls"] or 0) * (found["call_success"] or 0))
     programs_done = round((found["programs"] or 0) * (found["program_success"] or 0))
-    taken_s = math.fsum(calls.gpu_s)
-    counted = [row for row, at_s in enumerate(samples.at_s) if at_s >= scenario.warm_up_s]
+    taken_s = math.fsum(taken for taken, at_s in zip(calls.gpu_s, calls.ended_s, strict=True) if at_s <= scenario.seconds)
     columns: dict[str, Sequence[float]] = {
         "queue": samples.queued,
         "running": samples.running,
@@ -169,7 +170,7 @@ def _fleet(measured: Measured, scenario: Scenario, found: Figures) -> Figures:
     }
     over_time: Figures = {}
     for name, column in columns.items():
-        values = [float(column[row]) for row in counted]
+        values = [float(value) for value, within in zip(column, loaded, strict=True) if within]
         over_time |= {f"{name}_mean": mean(values), f"{name}_max": max(values, default=None)}
     return over_time | {
         "usd_per_program": share(usd, programs_done),
@@ -189,7 +190,7 @@ def _fleet(measured: Measured, scenario: Scenario, found: Figures) -> Figures:
     }
 
 
-def _behind(samples: Samples, values: Sequence[float], warm_up_s: float) -> float:
-    """Which share of a sum over time lies behind the warm-up."""
+def _share_of(values: Sequence[float], within: Sequence[bool]) -> float:
+    """Which share of a sum over time those make up that are within."""
     whole = math.fsum(values)
-    return math.fsum(value for at_s, value in zip(samples.at_s, values, strict=True) if at_s >= warm_up_s) / whole if whole else 1.0
+    return math.fsum(value for value, counted in zip(values, within, strict=True) if counted) / whole if whole else 1.0

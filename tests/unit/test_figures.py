@@ -104,20 +104,20 @@ def test_the_fleet_is_paid_for_whether_it_is_busy_or_not() -> None:
     assert found["wasted_share"] == pytest.approx(0.1)
 
 
-def test_what_comes_before_the_end_of_the_warm_up_is_not_counted() -> None:
+def test_what_comes_before_and_behind_the_load_is_not_counted() -> None:
     measured = Measured()
     early, late = add_program(measured, 5.0, 9.0), add_program(measured, 25.0, 35.0)
     add_call(measured, early, (5.0, 9.0, 9.0))
     add_call(measured, late, (25.0, 26.0, 35.0))
     add_call(measured, early, (30.0, 31.0, 35.0), status="failed")  # of a program that began before, asked behind
-    for at_s, workers, queued in ((0.0, 1, 9), (20.0, 3, 1), (40.0, 3, 3)):
+    for at_s, workers, queued in ((0.0, 1, 9), (20.0, 3, 1), (40.0, 3, 3), (80.0, 2, 9)):
         add_sample(measured, at_s, workers=workers, coming=0, queued=queued, usd_per_hour=float(workers))
-    measured.totals.fleet_usd, measured.totals.fleet_gpu_s = 7.0, 140.0
+    measured.totals.fleet_usd, measured.totals.fleet_gpu_s = 9.0, 180.0
     found = run(measured, warm_up_s=20.0).figures
     assert (found["programs"], found["calls"], found["call_success"]) == (1.0, 2.0, 0.5)
     assert found["program_goodput_per_s"] == pytest.approx(1 / 40)
     assert (found["queue_mean"], found["queue_max"]) == (2.0, 3.0)
-    assert found["fleet_usd"] == pytest.approx(6.0)  # 1 + 3 + 3 worker-samples, the first one before
+    assert found["fleet_usd"] == pytest.approx(6.0)  # 1 + 3 + 3 + 2 worker-samples, the first one before, the last one behind
     assert found["fleet_gpu_s"] == pytest.approx(120.0)
 
 
