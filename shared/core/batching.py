@@ -22,6 +22,7 @@ from enum import StrEnum
 import msgspec
 
 from shared.contracts.kv import KvEvent
+from shared.core.eviction import Eviction
 from shared.core.kv_cache import Chain, Holding, KvCache
 from shared.core.step_law import StepLaw, StepWork, attended, step_ns
 from shared.core.strides import Rows, Stride, fill, longest, planned
@@ -35,6 +36,8 @@ class BatchingConfig(msgspec.Struct, frozen=True, kw_only=True):
     slots: int = 64  # requests that run at once
     queue_max: int = 1024  # requests that may wait beyond the slots
     tokens_per_step: int = 2048  # new tokens per iteration, at least `slots`
+    eviction: Eviction = "lru"
+    kept_share: float = 0.5  # of the blocks: what `keep` may keep at once
 
 
 class Refusal(StrEnum):
@@ -107,7 +110,7 @@ class Batching:
             raise AssertionError("an iteration must have a token for each slot")
         self.config = config
         self.law = law
-        self.cache = KvCache(config.blocks)
+        self.cache = KvCache(config.blocks, eviction=config.eviction, kept_max=int(config.blocks * config.kept_share))
         self._waiting: list[tuple[int, int, Request]] = []  # (-priority, arrival, request), sorted
         self._running: dict[int, Request] = {}  # by arrival, in order of admission
         self._arrivals = 0
@@ -150,6 +153,10 @@ class Batching:
             del self._waiting[index]
             self._head_fits = True
             self._planned = None
+
+    def keep(self, request: Request, until_ns: int) -> int:
+        """Keep the KV of a request, running or finished, for whoever goes on from it: KvCache.keep. Returns how many blocks are kept."""
+        return self.cache.keep(request.chain, (request.context - 1) // self.config.block_tokens, until_ns)
 
     def step(self) -> Step:
         """Run one iteration. Call it only when not idle."""
@@ -287,7 +294,7 @@ class Batching:
         request = self._waiting[0][2]
         cache = self.cache
         matched = cache.match(request.chain, (request.context - 1) // self.config.block_tokens)
-        holding = cache.hold(request.chain, matched)
+        holding = cache.hold(request.chain, matched, request.priority)
         needed = self._blocks_of(request.context) - matched
         spare = len(self._running)
         if needed + spare > cache.free + cache.cached or not cache.grow(holding, needed):

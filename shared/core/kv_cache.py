@@ -4,20 +4,22 @@ A block is in one of these states:
 - free: holds nothing.
 - open: belongs to one request and is not full yet, so it has no hash.
 - sealed: full and known by its hash; shared by all requests that hold it (reference counted).
-- idle: sealed, and no request holds it any more; kept for its content, and evicted (least recently used first) when a block is needed.
+- idle: sealed, and no request holds it any more; there for its content, and evicted when a block is needed, in an order to choose
+  (eviction.py).
 
 Rule: a request holds its blocks as a chain from the first one, so who holds a block holds all before it. A chain is released from its
 end; therefore a block always became idle before its parent did, the order of eviction is leaf first, and what is cached is always
-closed under prefixes. Every operation costs O(blocks it names); nothing scans the cache. Pure: no clock, no I/O.
+closed under prefixes. Every operation costs O(blocks it names); nothing scans the cache. Pure: no clock (`expire` says what time it is), no
+I/O.
 
 Source: vLLM's paged KV cache (Kwon et al., SOSP 2023) and SGLang's radix cache (Zheng et al., 2024), as a model of both.
 """
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Protocol
 
 from shared.contracts.kv import BlocksRemoved, BlocksStored, KvEvent
+from shared.core.eviction import Eviction, Kept, LeastRecent, LowestPriority, Order
 
 
 class Chain(Protocol):
@@ -29,9 +31,10 @@ class Chain(Protocol):
 class Holding:
     """The blocks of one request: `sealed`, in chain order, then `open_blocks` without a hash."""
 
-    __slots__ = ("open_blocks", "sealed")
+    __slots__ = ("open_blocks", "priority", "sealed")
 
-    def __init__(self) -> None:
+    def __init__(self, priority: int = 0) -> None:
+        self.priority = priority
         self.sealed: list[int] = []
         self.open_blocks = 0
 
@@ -41,26 +44,35 @@ class Holding:
 
 
 class KvCache:
-    """`used + cached + free == blocks`, always."""
+    """`used + cached + free == blocks`, always. `kept_max`: blocks that `keep` may keep at once."""
 
-    def __init__(self, blocks: int) -> None:
+    def __init__(self, blocks: int, *, eviction: Eviction = "lru", kept_max: int = 0) -> None:
         if blocks < 1:
             raise AssertionError(f"a cache needs at least one block, not {blocks}")
         self.blocks = blocks
         self._references: dict[int, int] = {}  # of every sealed and idle block
-        self._idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._idle = 0  # those with no references: each either in _order or in _kept
+        self._ranked = LowestPriority() if eviction == "priority" else None
+        self._order: Order = LeastRecent() if self._ranked is None else self._ranked
+        self._kept = Kept(kept_max)
+        self._now_ns = 0
         self._open = 0
         self._events: list[BlocksStored | BlocksRemoved] = []
 
     @property
     def used(self) -> int:
         """Blocks that requests hold."""
-        return self._open + len(self._references) - len(self._idle)
+        return self._open + len(self._references) - self._idle
 
     @property
     def cached(self) -> int:
         """Idle blocks: evictable."""
-        return len(self._idle)
+        return self._idle
+
+    @property
+    def kept(self) -> int:
+        """Blocks that are kept, held or idle."""
+        return len(self._kept.until)
 
     @property
     def free(self) -> int:
@@ -73,9 +85,9 @@ class KvCache:
                 return index
         return limit
 
-    def hold(self, chain: Chain, matched: int) -> Holding:
-        """Hold the first `matched` blocks of `chain`, as `match` found them."""
-        holding = Holding()
+    def hold(self, chain: Chain, matched: int, priority: int = 0) -> Holding:
+        """Hold the first `matched` blocks of `chain`, as `match` found them, for a request of that priority."""
+        holding = Holding(priority)
         for index in range(matched):
             self._reference(holding, chain[index])
         return holding
@@ -83,7 +95,7 @@ class KvCache:
     def grow(self, holding: Holding, blocks: int) -> bool:
         """Add open blocks, evicting idle ones as needed. False, and nothing changed, when they do not fit."""
         missing = blocks - self.free
-        if missing > len(self._idle):
+        if missing > self._idle:
             return False
         for _ in range(missing):
             self._evict()
@@ -97,15 +109,16 @@ class KvCache:
             raise AssertionError("only an open block can be sealed")
         holding.open_blocks -= 1
         self._open -= 1
-        if block_hash not in self._references:
-            self._references[block_hash] = 0
+        if block_hash in self._references:
+            self._reference(holding, block_hash)
+        else:
+            self._store(holding, block_hash)
             self._stored([block_hash])
-        self._reference(holding, block_hash)
 
     def grow_each(self, holdings: Sequence[Holding]) -> bool:
         """`grow` each of them by one block. False, and nothing changed, when they do not fit all."""
         missing = len(holdings) - self.free
-        if missing > len(self._idle):
+        if missing > self._idle:
             return False
         for _ in range(missing):
             self._evict()
@@ -116,34 +129,58 @@ class KvCache:
 
     def seal_each(self, rows: Sequence[tuple[Holding, Chain]]) -> None:
         """`seal` the next block of each of these chains."""
-        references = self._references
         stored: list[int] = []
         for holding, chain in rows:
             block_hash = chain[len(holding.sealed)]
-            if block_hash in references:
-                self.seal(holding, block_hash)
-                continue
             if holding.open_blocks < 1:
                 raise AssertionError("only an open block can be sealed")
             holding.open_blocks -= 1
             self._open -= 1
-            references[block_hash] = 1
-            holding.sealed.append(block_hash)
-            stored.append(block_hash)
+            if block_hash in self._references:
+                self._reference(holding, block_hash)
+            else:
+                self._store(holding, block_hash)
+                stored.append(block_hash)
         self._stored(stored)
 
     def release(self, holding: Holding) -> None:
         """Let all blocks of `holding` go; sealed ones stay cached until they are evicted."""
+        idle: list[int] = []
         for block_hash in reversed(holding.sealed):
             count = self._references[block_hash] - 1
             if count < 0:
                 raise AssertionError(f"block {block_hash} released more often than held")
             self._references[block_hash] = count
             if count == 0:
-                self._idle[block_hash] = None
+                idle.append(block_hash)
+        self._add(idle)
+        self._idle += len(idle)
         self._open -= holding.open_blocks
         holding.sealed = []
         holding.open_blocks = 0
+
+    def keep(self, chain: Chain, blocks: int, until_ns: int) -> int:
+        """Evict the first `blocks` blocks of `chain`, held or idle, only after all that are not kept, until `expire` is told `until_ns`.
+        Returns how many are kept: those before the first that is not here or has no room among `kept_max`. Kept longer stays longer."""
+        found: list[int] = []
+        room = self._kept.most - len(self._kept.until)
+        for index in range(blocks if until_ns > self._now_ns else 0):
+            block_hash = chain[index]
+            room -= block_hash not in self._kept.until
+            if room < 0 or block_hash not in self._references:
+                break
+            found.append(block_hash)
+        for block_hash in reversed(found):
+            idle = self._references[block_hash] == 0
+            if idle and block_hash not in self._kept.until:
+                self._order.remove(block_hash)
+            self._kept.keep(block_hash, until_ns, idle)
+        return len(found)
+
+    def expire(self, now_ns: int) -> None:
+        """It is `now_ns`, by the clock of `keep`: what was kept until then or before counts as just used. Told before an iteration."""
+        self._now_ns = max(now_ns, self._now_ns)
+        self._order.add(self._kept.expire(self._now_ns))
 
     def hashes(self) -> list[int]:
         """All blocks that can be matched now."""
@@ -156,12 +193,36 @@ class KvCache:
         return events
 
     def _reference(self, holding: Holding, block_hash: int) -> None:
-        self._references[block_hash] += 1
-        self._idle.pop(block_hash, None)
+        count = self._references[block_hash]
+        self._references[block_hash] = count + 1
+        if count == 0:
+            self._idle -= 1
+            (self._kept if block_hash in self._kept.until else self._order).remove(block_hash)
+        if self._ranked is not None:
+            self._ranked.rank(block_hash, holding.priority)
+        holding.sealed.append(block_hash)
+
+    def _add(self, idle: list[int]) -> None:
+        """Children before parents."""
+        until = self._kept.until
+        if until:
+            for block_hash in idle:
+                if block_hash in until:
+                    self._kept.add(block_hash)
+            idle = [block_hash for block_hash in idle if block_hash not in until]
+        self._order.add(idle)
+
+    def _store(self, holding: Holding, block_hash: int) -> None:
+        self._references[block_hash] = 1
+        if self._ranked is not None:
+            self._ranked.rank(block_hash, holding.priority)
         holding.sealed.append(block_hash)
 
     def _evict(self) -> None:
-        block_hash, _ = self._idle.popitem(last=False)
+        block_hash = self._order.first() if len(self._order) else self._kept.first()
+        if self._ranked is not None:
+            self._ranked.forget(block_hash)
+        self._idle -= 1
         count = self._references.pop(block_hash)
         if count != 0:
             raise AssertionError(f"block {block_hash} was idle with {count} references")

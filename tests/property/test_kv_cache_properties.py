@@ -1,5 +1,7 @@
 """The cache against a simple model, under random requests."""
 
+from typing import Literal
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,9 +37,9 @@ def follow(held: set[int], events: list[KvEvent]) -> None:
             held.difference_update(event.hashes)
 
 
-def start(cache: KvCache, chain: list[int]) -> Holding | None:
+def start(cache: KvCache, chain: list[int], priority: int = 0) -> Holding | None:
     matched = cache.match(chain, len(chain))
-    holding = cache.hold(chain, matched)
+    holding = cache.hold(chain, matched, priority)
     if not cache.grow(holding, len(chain) - matched):
         cache.release(holding)
         return None
@@ -79,3 +81,77 @@ def test_a_chain_that_is_held_is_always_matched_in_full(blocks: int, path: list[
             cache.release(another)
         if holding is not None:
             assert cache.match(chain_of(path), len(path)) == len(path)
+
+
+class Seen:
+    """What a watcher knows of each block: until when it is kept, and the highest priority that held it."""
+
+    def __init__(self, cache: KvCache) -> None:
+        self.cache = cache
+        self.running: list[Holding] = []
+        self.told: set[int] = set()
+        self.until: dict[int, int] = {}
+        self.priority: dict[int, int] = {}
+
+    def held(self, holding: Holding) -> None:
+        self.running.append(holding)
+        for block in holding.sealed:
+            self.priority[block] = max(holding.priority, self.priority.get(block, -9))
+
+    def check(self, now_ns: int, ranked: bool) -> None:
+        """What went must have been the right one to go."""
+        before = set(self.told)
+        follow(self.told, self.cache.take_events())
+        idle = self.told - {block for each in self.running for block in each.sealed}
+        kept = {block for block, until in self.until.items() if until > now_ns}
+        for block in before - self.told:
+            if block in kept:
+                assert idle <= kept
+            elif ranked:
+                assert all(self.priority[other] >= self.priority[block] for other in idle - kept)
+            self.until.pop(block, None)
+            self.priority.pop(block)
+        assert self.cache.kept == len([block for block in self.until if self.until[block] > now_ns])
+        assert self.cache.used + self.cache.cached + self.cache.free == self.cache.blocks
+        assert self.cache.cached == len(idle)
+        assert self.told == set(self.cache.hashes())
+        assert all(parent_of(block) == 0 or parent_of(block) in self.told for block in self.told)
+
+
+DEEDS = st.one_of(
+    st.tuples(st.just("run"), PATHS, st.integers(-1, 1)),
+    st.tuples(st.just("end"), PATHS, st.integers(0, 7)),
+    st.tuples(st.just("keep"), PATHS, st.integers(0, 20)),
+    st.tuples(st.just("wait"), PATHS, st.integers(1, 8)),
+)
+
+
+@given(
+    blocks=st.integers(1, 12), kept_max=st.integers(0, 6), eviction=st.sampled_from(["lru", "priority"]), deeds=st.lists(DEEDS, max_size=60)
+)
+def test_whatever_the_order_parents_stay_and_only_the_first_in_order_goes(
+    blocks: int, kept_max: int, eviction: Literal["lru", "priority"], deeds: list[tuple[str, list[int], int]]
+) -> None:
+    seen = Seen(KvCache(blocks, eviction=eviction, kept_max=kept_max))
+    now_ns = 0
+    for verb, path, number in deeds:
+        chain = chain_of(path)
+        if verb == "run":
+            holding = start(seen.cache, chain, number)
+            for block in chain[: len(chain) if holding else seen.cache.match(chain, len(chain))]:
+                seen.priority[block] = max(number, seen.priority.get(block, -9))
+            if holding is not None:
+                seen.held(holding)
+        elif verb == "end" and seen.running:
+            seen.cache.release(seen.running.pop(number % len(seen.running)))
+        elif verb == "keep":
+            kept = seen.cache.keep(chain, len(chain), now_ns + number)
+            assert kept <= seen.cache.match(chain, len(chain))
+            for block in chain[:kept]:
+                seen.until[block] = max(now_ns + number, seen.until.get(block, 0))
+        elif verb == "wait":
+            now_ns += number
+            seen.cache.expire(now_ns)
+            seen.until = {block: until for block, until in seen.until.items() if until > now_ns}
+        seen.check(now_ns, eviction == "priority")
+        assert seen.cache.kept <= kept_max
