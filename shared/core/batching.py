@@ -8,6 +8,8 @@ Rules:
   again, but at least one token always is: the one whose logits give the next token.
 - When a running request needs a block and none can be evicted, the youngest of the lowest priority is retracted: its blocks are released
   and it waits again. Its tokens so far count as context then, so none is produced twice.
+- What the host's tier has of a context behind the cache is copied back when the request is admitted, while others compute: the iteration
+  takes as long as the longer of both (host_tier.py). An adapter is loaded before the iteration begins (adapters.py).
 - A request that could not finish alone in the whole cache is never taken; so the oldest always advances and nothing locks up.
 
 Token values do not matter here: a request is a number of prompt tokens, a number of output tokens and the hashes of its blocks. Pure: no
@@ -22,6 +24,7 @@ from enum import StrEnum
 import msgspec
 
 from shared.contracts.kv import KvEvent
+from shared.core.adapters import Adapters
 from shared.core.eviction import Eviction
 from shared.core.kv_cache import Chain, Holding, KvCache
 from shared.core.step_law import StepLaw, StepWork, attended, step_ns
@@ -38,6 +41,10 @@ class BatchingConfig(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_step: int = 2048  # new tokens per iteration, at least `slots`
     eviction: Eviction = "lru"
     kept_share: float = 0.5  # of the blocks: what `keep` may keep at once
+    host_blocks: int = 0  # of a second tier in the host's memory
+    host_block_ns: int = 0  # to copy one back
+    adapters_max: int = 0  # LoRA adapters that are loaded at once
+    adapter_load_ns: int = 0
 
 
 class Refusal(StrEnum):
@@ -45,17 +52,20 @@ class Refusal(StrEnum):
 
     QUEUE_FULL = "queue_full"
     TOO_LONG = "too_long"  # its context would not fit into the whole cache
+    NO_ADAPTERS = "no_adapters"  # it names an adapter, and the engine has no place for any
 
 
 class Request:
-    """One request. The caller fills the first five; the model counts the rest."""
+    """One request. The caller fills the first five, and `adapter`; the model counts the rest."""
 
     __slots__ = (
+        "adapter",
         "arrival",
         "cached_tokens",
         "chain",
         "computed",
         "holding",
+        "host_cached_tokens",
         "key",
         "output_tokens",
         "priority",
@@ -71,10 +81,12 @@ class Request:
         self.output_tokens = output_tokens
         self.chain = chain  # hashes of prompt and output blocks
         self.priority = priority  # higher goes first
+        self.adapter = ""  # a LoRA adapter; its content hashes differ from those of others
         self.arrival = 0
         self.computed = 0  # tokens whose KV is held
         self.produced = 0  # output tokens
         self.cached_tokens = -1  # of the context, found in the cache when first admitted; -1: not admitted yet
+        self.host_cached_tokens = 0  # behind those, found in the host's tier
         self.holding: Holding | None = None  # set while it runs
 
     @property
@@ -100,6 +112,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     finished: list[Request]
     retracted: list[Request]
     kv_events: list[KvEvent]
+    copied_blocks: int = 0  # from the host's tier
+    adapters_loaded: int = 0
 
 
 class Batching:
@@ -110,7 +124,10 @@ class Batching:
             raise AssertionError("an iteration must have a token for each slot")
         self.config = config
         self.law = law
-        self.cache = KvCache(config.blocks, eviction=config.eviction, kept_max=int(config.blocks * config.kept_share))
+        kept_max = int(config.blocks * config.kept_share)
+        self.cache = KvCache(config.blocks, eviction=config.eviction, kept_max=kept_max, host_blocks=config.host_blocks)
+        self.adapters = Adapters(config.adapters_max)
+        self._copied = self._loaded = 0  # blocks and adapters, for the iteration that is planned
         self._waiting: list[tuple[int, int, Request]] = []  # (-priority, arrival, request), sorted
         self._running: dict[int, Request] = {}  # by arrival, in order of admission
         self._arrivals = 0
@@ -133,6 +150,8 @@ class Batching:
         """Take a request into the queue, or say why not. What was planned as a stride is advanced before, as far as it has begun."""
         if self._blocks_of(request.prompt_tokens + request.output_tokens) > self.config.blocks:
             return Refusal.TOO_LONG
+        if request.adapter and not self.config.adapters_max:
+            return Refusal.NO_ADAPTERS
         if len(self._waiting) + len(self._running) >= self.config.slots + self.config.queue_max:
             return Refusal.QUEUE_FULL
         self._arrivals += 1
@@ -161,16 +180,20 @@ class Batching:
     def step(self) -> Step:
         """Run one iteration. Call it only when not idle."""
         self._planned = None
+        self._copied = self._loaded = 0
         retracted = self._make_room()
         shares, work = self._plan()
         produced, finished = self._advance(shares)
+        computing_ns, copying_ns = step_ns(self.law, work), self._copied * self.config.host_block_ns
         return Step(
-            duration_ns=step_ns(self.law, work),
+            duration_ns=max(computing_ns, copying_ns) + self._loaded * self.config.adapter_load_ns,
             work=work,
             produced=produced,
             finished=finished,
             retracted=retracted,
             kv_events=self.cache.take_events(),
+            copied_blocks=self._copied,
+            adapters_loaded=self._loaded,
         )
 
     def stride(self) -> Stride | None:
@@ -240,6 +263,7 @@ class Batching:
         if request.holding is None:
             raise AssertionError(f"{request.key} runs without blocks")
         self.cache.release(request.holding)
+        self.adapters.release(request.adapter)
         request.holding = None
         request.computed = 0
         self._head_fits = True
@@ -291,23 +315,38 @@ class Batching:
         """The first waiting request, now running, if there is room for it."""
         if not self._head_fits or not self._waiting or len(self._running) >= self.config.slots:
             return None
-        request = self._waiting[0][2]
-        cache = self.cache
-        matched = cache.match(request.chain, (request.context - 1) // self.config.block_tokens)
-        holding = cache.hold(request.chain, matched, request.priority)
-        needed = self._blocks_of(request.context) - matched
-        spare = len(self._running)
-        if needed + spare > cache.free + cache.cached or not cache.grow(holding, needed):
-            cache.release(holding)
+        place = self._next()
+        if place is None or not self._fits(request := self._waiting[place][2]):
             self._head_fits = False
             return None
-        del self._waiting[0]
-        request.holding = holding
-        request.computed = matched * self.config.block_tokens
-        if request.cached_tokens < 0:
-            request.cached_tokens = request.computed
+        del self._waiting[place]
+        self._loaded += self.adapters.hold(request.adapter)
         self._running[request.arrival] = request
         return request
+
+    def _next(self) -> int | None:
+        """Where the first waiting request is whose adapter has a place."""
+        if not self.config.adapters_max:
+            return 0
+        return next((place for place, (_, _, request) in enumerate(self._waiting) if self.adapters.has_room(request.adapter)), None)
+
+    def _fits(self, request: Request) -> bool:
+        """Give a request the blocks of its context, and what is known of them. False: they do not fit."""
+        cache, width = self.cache, self.config.block_tokens
+        limit = (request.context - 1) // width
+        matched = cache.match(request.chain, limit)
+        copied = cache.match_host(request.chain, matched, limit)
+        holding = cache.hold(request.chain, matched, request.priority)
+        needed, spare = self._blocks_of(request.context) - matched, len(self._running)
+        if needed + spare > cache.free + cache.cached or not cache.restore(holding, request.chain, needed, copied):
+            cache.release(holding)
+            return False
+        self._copied += copied
+        request.holding = holding
+        request.computed = (matched + copied) * width
+        if request.cached_tokens < 0:
+            request.cached_tokens, request.host_cached_tokens = matched * width, copied * width
+        return True
 
     def _advance(self, shares: list[tuple[Request, int]]) -> tuple[list[Request], list[Request]]:
         """Count the computed tokens, seal blocks that became full, and produce a token for each request whose context is complete."""

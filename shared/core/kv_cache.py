@@ -20,6 +20,7 @@ from typing import Protocol
 
 from shared.contracts.kv import BlocksRemoved, BlocksStored, KvEvent
 from shared.core.eviction import Eviction, Kept, LeastRecent, LowestPriority, Order
+from shared.core.host_tier import HostTier
 
 
 class Chain(Protocol):
@@ -44,12 +45,14 @@ class Holding:
 
 
 class KvCache:
-    """`used + cached + free == blocks`, always. `kept_max`: blocks that `keep` may keep at once."""
+    """`used + cached + free == blocks`, always. `kept_max`: blocks that `keep` may keep at once. `host_blocks`: of a second tier
+    (host_tier.py)."""
 
-    def __init__(self, blocks: int, *, eviction: Eviction = "lru", kept_max: int = 0) -> None:
+    def __init__(self, blocks: int, *, eviction: Eviction = "lru", kept_max: int = 0, host_blocks: int = 0) -> None:
         if blocks < 1:
             raise AssertionError(f"a cache needs at least one block, not {blocks}")
         self.blocks = blocks
+        self.host = HostTier(host_blocks)
         self._references: dict[int, int] = {}  # of every sealed and idle block
         self._idle = 0  # those with no references: each either in _order or in _kept
         self._ranked = LowestPriority() if eviction == "priority" else None
@@ -85,6 +88,15 @@ class KvCache:
                 return index
         return limit
 
+    def match_host(self, chain: Chain, matched: int, limit: int) -> int:
+        """How many blocks behind the first `matched` ones of `chain`, up to `limit`, are in the host's tier."""
+        if self.host.blocks == 0:
+            return 0
+        index = matched
+        while index < limit and chain[index] in self.host:
+            index += 1
+        return index - matched
+
     def hold(self, chain: Chain, matched: int, priority: int = 0) -> Holding:
         """Hold the first `matched` blocks of `chain`, as `match` found them, for a request of that priority."""
         holding = Holding(priority)
@@ -101,6 +113,18 @@ class KvCache:
             self._evict()
         holding.open_blocks += blocks
         self._open += blocks
+        return True
+
+    def restore(self, holding: Holding, chain: Chain, blocks: int, copied: int) -> bool:
+        """`grow` by `blocks`, the first `copied` of which are full: `match_host` found them. False, and nothing changed: not all fit."""
+        if blocks > self.free + self._idle:
+            return False
+        start = len(holding.sealed)
+        hashes = [chain[index] for index in range(start, start + copied)]
+        self.host.use(hashes)  # first: what is evicted now must not push them out
+        self.grow(holding, blocks)
+        for block_hash in hashes:
+            self.seal(holding, block_hash)
         return True
 
     def seal(self, holding: Holding, block_hash: int) -> None:
@@ -222,6 +246,8 @@ class KvCache:
         block_hash = self._order.first() if len(self._order) else self._kept.first()
         if self._ranked is not None:
             self._ranked.forget(block_hash)
+        if self.host.blocks:
+            self.host.put(block_hash)
         self._idle -= 1
         count = self._references.pop(block_hash)
         if count != 0:

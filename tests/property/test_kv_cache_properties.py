@@ -155,3 +155,41 @@ def test_whatever_the_order_parents_stay_and_only_the_first_in_order_goes(
             seen.until = {block: until for block, until in seen.until.items() if until > now_ns}
         seen.check(now_ns, eviction == "priority")
         assert seen.cache.kept <= kept_max
+
+
+@given(
+    blocks=st.integers(1, 10),
+    host_blocks=st.integers(0, 10),
+    eviction=st.sampled_from(["lru", "priority"]),
+    deeds=st.lists(DEEDS, max_size=60),
+)
+def test_gpu_and_host_together_are_closed_under_prefixes_and_nothing_that_fits_is_lost(
+    blocks: int, host_blocks: int, eviction: Literal["lru", "priority"], deeds: list[tuple[str, list[int], int]]
+) -> None:
+    cache = KvCache(blocks, eviction=eviction, kept_max=blocks // 2, host_blocks=host_blocks)
+    running: list[Holding] = []
+    before: set[int] = set()
+    for verb, path, number in deeds:
+        chain = chain_of(path)
+        if verb == "run":
+            matched = cache.match(chain, len(chain))
+            copied = cache.match_host(chain, matched, len(chain))
+            assert {*cache.host.hashes()} >= {*chain[matched : matched + copied]}
+            holding = cache.hold(chain, matched, number)
+            if cache.restore(holding, chain, len(chain) - matched, copied):
+                assert holding.sealed == chain[: matched + copied]
+                for block in chain[matched + copied :]:
+                    cache.seal(holding, block)
+                running.append(holding)
+            else:
+                cache.release(holding)
+        elif verb == "end" and running:
+            cache.release(running.pop(number % len(running)))
+        elif verb == "keep":
+            cache.keep(chain, len(chain), number)
+        here, host = {*cache.hashes()}, {*cache.host.hashes()}
+        assert len(host) <= host_blocks
+        assert len(host) == host_blocks or before <= here | host
+        assert all(parent_of(block) == 0 or parent_of(block) in here | host for block in here | host)
+        assert cache.used + cache.cached + cache.free == blocks
+        before = here | host

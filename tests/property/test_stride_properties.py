@@ -1,6 +1,7 @@
 """Strides against single iterations, under random loads: the same to the block, and as long up to rounding."""
 
 from collections import Counter
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,6 +55,8 @@ def play(config: BatchingConfig, load: list[tuple[int, int, int, int, int, int]]
     """`longest` 0: by single iterations; else by strides of at most so many."""
     model, played = Batching(config, PRESETS["8b-h100"]), Played()
     requests = [Request(n, p, o, range(c * 1000, c * 1000 + 100), priority) for n, (p, o, c, priority, _, _) in enumerate(load)]
+    for request, (_, _, content, *_) in zip(requests, load, strict=True):
+        request.adapter = f"adapter {content}" if config.adapters_max and content else ""
     moments = sorted(
         [(comes, 0, n) for n, (*_, comes, _) in enumerate(load)]
         + [(comes + after, 1, n) for n, (*_, comes, after) in enumerate(load) if after]
@@ -75,7 +78,7 @@ def play(config: BatchingConfig, load: list[tuple[int, int, int, int, int, int]]
             until = moments[0][0] - played.iterations if moments else stride.iterations
             played.note(model.advance(stride, min(stride.iterations, until, longest)))
         assert played.iterations < 20_000, "locked up"
-    played.marks[played.iterations] = (model.cache.used, *model.cache.hashes())
+    played.marks[played.iterations] = (model.cache.used, *model.cache.hashes(), *model.cache.host.hashes())
     return played
 
 
@@ -84,13 +87,14 @@ def play(config: BatchingConfig, load: list[tuple[int, int, int, int, int, int]]
     block_tokens=st.sampled_from([4, 5, 16]),
     slots=st.integers(1, 6),
     tokens_per_step=st.integers(6, 64),
+    eviction=st.sampled_from(["lru", "priority"]),
+    host_blocks=st.sampled_from([0, 10, 1000]),
+    adapters_max=st.sampled_from([0, 1]),
     load=REQUESTS,
     longest=st.sampled_from([1, 3, 1000]),
 )
-def test_strides_do_what_single_iterations_do(
-    blocks: int, block_tokens: int, slots: int, tokens_per_step: int, load: list[tuple[int, int, int, int, int, int]], longest: int
-) -> None:
-    config = BatchingConfig(blocks=blocks, block_tokens=block_tokens, slots=slots, tokens_per_step=tokens_per_step)
+def test_strides_do_what_single_iterations_do(load: list[tuple[int, int, int, int, int, int]], longest: int, **limits: Any) -> None:
+    config = BatchingConfig(**limits)
     single, strides = play(config, load, 0), play(config, load, longest)
     assert strides.said == single.said
     assert strides.finished == single.finished
