@@ -372,8 +372,8 @@ class Batching:
         holding = request.holding
         if holding is None:
             raise AssertionError(f"{request.key} runs without blocks")
-        for index in range(len(holding.sealed), request.computed // self.config.block_tokens):
-            self.cache.seal(holding, request.chain[index])
+        first, behind = len(holding.sealed), request.computed // self.config.block_tokens
+        self.cache.seal_all([(holding, request.chain[index]) for index in range(first, behind)])
 
 
 def _rank(place: tuple[int, int, Request]) -> tuple[int, int]:

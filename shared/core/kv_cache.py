@@ -15,7 +15,7 @@ I/O.
 Source: vLLM's paged KV cache (Kwon et al., SOSP 2023) and SGLang's radix cache (Zheng et al., 2024), as a model of both.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from shared.contracts.kv import BlocksRemoved, BlocksStored, KvEvent
@@ -109,8 +109,7 @@ class KvCache:
         missing = blocks - self.free
         if missing > self._idle:
             return False
-        for _ in range(missing):
-            self._evict()
+        self._evict(missing)
         holding.open_blocks += blocks
         self._open += blocks
         return True
@@ -123,49 +122,42 @@ class KvCache:
         hashes = [chain[index] for index in range(start, start + copied)]
         self.host.use(hashes)  # first: what is evicted now must not push them out
         self.grow(holding, blocks)
-        for block_hash in hashes:
-            self.seal(holding, block_hash)
+        self.seal_all((holding, block_hash) for block_hash in hashes)
         return True
 
     def seal(self, holding: Holding, block_hash: int) -> None:
         """The first open block of `holding` is full. If the same content is here already, that block is shared and this one freed."""
-        if holding.open_blocks < 1:
-            raise AssertionError("only an open block can be sealed")
-        holding.open_blocks -= 1
-        self._open -= 1
-        if block_hash in self._references:
-            self._reference(holding, block_hash)
-        else:
-            self._store(holding, block_hash)
-            self._stored([block_hash])
+        self.seal_all([(holding, block_hash)])
+
+    def seal_all(self, full: Iterable[tuple[Holding, int]]) -> None:
+        """`seal` all these, in order."""
+        references, ranked = self._references, self._ranked
+        stored: list[int] = []
+        for holding, block_hash in full:
+            if holding.open_blocks < 1:
+                raise AssertionError("only an open block can be sealed")
+            holding.open_blocks -= 1
+            self._open -= 1
+            if block_hash in references:
+                self._reference(holding, block_hash)
+                continue
+            references[block_hash] = 1
+            holding.sealed.append(block_hash)
+            stored.append(block_hash)
+            if ranked is not None:
+                ranked.rank(block_hash, holding.priority)
+        self._stored(stored)
 
     def grow_each(self, holdings: Sequence[Holding]) -> bool:
         """`grow` each of them by one block. False, and nothing changed, when they do not fit all."""
         missing = len(holdings) - self.free
         if missing > self._idle:
             return False
-        for _ in range(missing):
-            self._evict()
+        self._evict(missing)
         for holding in holdings:
             holding.open_blocks += 1
         self._open += len(holdings)
         return True
-
-    def seal_each(self, rows: Sequence[tuple[Holding, Chain]]) -> None:
-        """`seal` the next block of each of these chains."""
-        stored: list[int] = []
-        for holding, chain in rows:
-            block_hash = chain[len(holding.sealed)]
-            if holding.open_blocks < 1:
-                raise AssertionError("only an open block can be sealed")
-            holding.open_blocks -= 1
-            self._open -= 1
-            if block_hash in self._references:
-                self._reference(holding, block_hash)
-            else:
-                self._store(holding, block_hash)
-                stored.append(block_hash)
-        self._stored(stored)
 
     def release(self, holding: Holding) -> None:
         """Let all blocks of `holding` go; sealed ones stay cached until they are evicted."""
@@ -236,26 +228,24 @@ class KvCache:
             idle = [block_hash for block_hash in idle if block_hash not in until]
         self._order.add(idle)
 
-    def _store(self, holding: Holding, block_hash: int) -> None:
-        self._references[block_hash] = 1
-        if self._ranked is not None:
-            self._ranked.rank(block_hash, holding.priority)
-        holding.sealed.append(block_hash)
-
-    def _evict(self) -> None:
-        block_hash = self._order.first() if len(self._order) else self._kept.first()
-        if self._ranked is not None:
-            self._ranked.forget(block_hash)
-        if self.host.blocks:
-            self.host.put(block_hash)
-        self._idle -= 1
-        count = self._references.pop(block_hash)
-        if count != 0:
-            raise AssertionError(f"block {block_hash} was idle with {count} references")
+    def _evict(self, blocks: int) -> None:
+        if blocks < 1:
+            return
+        removed: list[int] = []
+        for _ in range(blocks):
+            block_hash = self._order.first() if len(self._order) else self._kept.first()
+            removed.append(block_hash)
+            if self._references.pop(block_hash) != 0:
+                raise AssertionError(f"block {block_hash} was idle and held")
+            if self._ranked is not None:
+                self._ranked.forget(block_hash)
+            if self.host.blocks:
+                self.host.put(block_hash)
+        self._idle -= blocks
         if self._events and isinstance(self._events[-1], BlocksRemoved):
-            self._events[-1].hashes.append(block_hash)
+            self._events[-1].hashes.extend(removed)
         else:
-            self._events.append(BlocksRemoved(hashes=[block_hash]))
+            self._events.append(BlocksRemoved(hashes=removed))
 
     def _stored(self, hashes: list[int]) -> None:
         if self._events and isinstance(self._events[-1], BlocksStored):

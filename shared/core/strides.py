@@ -88,7 +88,7 @@ def fill(cache: KvCache, rows: Rows, block_tokens: int, iterations: int) -> None
                 return
             if not cache.grow_each([holding for holding, _ in rows.get((offset - 1) % block_tokens, ())]):
                 raise AssertionError("a stride was planned over more blocks than there are")
-            cache.seal_each(rows.get(offset, ()))
+            cache.seal_all([(holding, chain[len(holding.sealed)]) for holding, chain in rows.get(offset, ())])
 
 
 def _begun(rows: Rows, block_tokens: int, iterations: int) -> int:
