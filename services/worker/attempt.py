@@ -76,6 +76,7 @@ class Attempt:
         self._asked_ns = 0
         self._first_ns = 0
         self._resumed_tokens = 0
+        self._computed_tokens = 0
         self._share_s = 0.0  # of the engine's time
 
     async def run(self) -> AttemptEnded | None:
@@ -159,7 +160,10 @@ class Attempt:
     async def _take_over(self, request: EngineRequest, before: Captured) -> Captured:
         with self._in_engine():
             taking = TakeOver(self._bus, self._served.engine, request, lambda: self._stopped)
-            return await taking.run(self.dispatch.relieves, before)
+            try:
+                return await taking.run(self.dispatch.relieves, before)
+            finally:
+                self._computed_tokens += taking.computed_tokens
 
     async def _patiently(self, fetch: Callable[[], Awaitable[Fetched]]) -> Fetched:
         """While NATS is away an attempt that needs it waits: failing would only use up the step's attempts. Raises BusError in the end."""
@@ -198,7 +202,7 @@ class Attempt:
             async for chunk in chunks:
                 if not self._first_ns:
                     self._first_ns = now_ns()
-                    self._cached_tokens = chunk.cached_tokens
+                    self._found(request, chunk)
                 for part in _parts(chunk):
                     piece = processor.push(part.tokens, part.logprobs, part.finish)
                     self.output_tokens = processor.offset
@@ -207,6 +211,12 @@ class Attempt:
                     if piece.finish is not None:
                         return  # closing the iterator aborts what the engine may still do
                 await writer.landing()
+
+    def _found(self, request: EngineRequest, first: EngineChunk) -> None:
+        """What the engine had in its cache, and so what it has computed before the first token."""
+        self._cached_tokens = min(first.cached_tokens, len(request.tokens))
+        if first.tokens:
+            self._computed_tokens += len(request.tokens) + len(request.resumed) - first.cached_tokens
 
     @property
     def _stopped(self) -> bool:
@@ -263,6 +273,7 @@ class Attempt:
             ttft_ms=(self._first_ns - asked) / 1e6 if self._first_ns else 0.0,
             total_ms=(now - self._started_ns) / 1e6,
             resumed_tokens=self._resumed_tokens,
+            computed_tokens=self._computed_tokens,
             gpu_s=self._share_s * hardware.count,
             usd=self._share_s * hardware.usd_per_hour / 3600,
         )

@@ -33,13 +33,14 @@ _HANDED = msgspec.json.Decoder(HandedOver)
 
 
 class TakeOver:
-    """One attempt's take-over. `request`: the attempt without any output so far."""
+    """One attempt's take-over. `request`: the attempt without any output so far. `computed_tokens`: by all warmings so far."""
 
     def __init__(self, bus: Bus, engine: Engine, request: EngineRequest, stopped: Callable[[], bool]) -> None:
         self._bus = bus
         self._engine = engine
         self._request = request
         self._stopped = stopped
+        self.computed_tokens = 0
 
     async def run(self, relieved: WorkerId, known: Captured) -> Captured:
         """The output from which to go on. When the attempt was stopped meanwhile, or the step has ended, the other worker was not asked.
@@ -67,8 +68,9 @@ class TakeOver:
         )
         generator: AsyncGenerator[EngineChunk] = self._engine.generate(request)
         async with aclosing(generator) as chunks:
-            async for _ in chunks:
-                pass
+            async for chunk in chunks:
+                if chunk.tokens:  # else it was stopped, maybe before it looked into its cache
+                    self.computed_tokens += len(request.tokens) - chunk.cached_tokens
 
     async def _ask(self, relieved: WorkerId, known: Captured) -> HandedOver | None:
         """What the other one had more, now that it has stopped; None: it has nothing to hand over, or does not answer."""

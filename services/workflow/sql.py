@@ -38,20 +38,21 @@ ON CONFLICT (step, attempt) DO NOTHING"""
 END = """
 INSERT INTO attempts AS a
     (step, attempt, cell, worker, status, superseded, reason, problem, prompt_tokens, cached_tokens, output_tokens,
-     queued_ms, ttft_ms, total_ms, resumed_tokens, gpu_s, usd, ended_ns)
+     queued_ms, ttft_ms, total_ms, resumed_tokens, computed_tokens, gpu_s, usd, ended_ns)
 SELECT t.step, t.attempt, t.cell, t.worker, t.status, t.superseded, t.reason, t.problem::json,
        t.prompt_tokens, t.cached_tokens, t.output_tokens, t.queued_ms, t.ttft_ms, t.total_ms,
-       t.resumed_tokens, t.gpu_s, t.usd, t.ended_ns
+       t.resumed_tokens, t.computed_tokens, t.gpu_s, t.usd, t.ended_ns
 FROM unnest($1::text[], $2::int[], $3::text[], $4::text[], $5::text[], $6::boolean[], $7::text[], $8::text[],
             $9::bigint[], $10::bigint[], $11::bigint[], $12::float8[], $13::float8[], $14::float8[],
-            $15::bigint[], $16::float8[], $17::float8[], $18::bigint[])
+            $15::bigint[], $16::bigint[], $17::float8[], $18::float8[], $19::bigint[])
     AS t (step, attempt, cell, worker, status, superseded, reason, problem,
-          prompt_tokens, cached_tokens, output_tokens, queued_ms, ttft_ms, total_ms, resumed_tokens, gpu_s, usd, ended_ns)
+          prompt_tokens, cached_tokens, output_tokens, queued_ms, ttft_ms, total_ms, resumed_tokens, computed_tokens, gpu_s, usd, ended_ns)
 ON CONFLICT (step, attempt) DO UPDATE SET
     status = excluded.status, superseded = excluded.superseded, reason = excluded.reason, problem = excluded.problem,
     prompt_tokens = excluded.prompt_tokens, cached_tokens = excluded.cached_tokens, output_tokens = excluded.output_tokens,
     queued_ms = excluded.queued_ms, ttft_ms = excluded.ttft_ms, total_ms = excluded.total_ms,
-    resumed_tokens = excluded.resumed_tokens, gpu_s = excluded.gpu_s, usd = excluded.usd, estimated = false, ended_ns = excluded.ended_ns
+    resumed_tokens = excluded.resumed_tokens, computed_tokens = excluded.computed_tokens,
+    gpu_s = excluded.gpu_s, usd = excluded.usd, estimated = false, ended_ns = excluded.ended_ns
 WHERE a.ended_ns = 0"""
 
 ADVANCE = """

@@ -202,7 +202,8 @@ def _ended(ending: Ending, now_ns: int) -> Sequence[Any]:
     m = ending.message
     who = (m.step, m.attempt, plain(m.cell), plain(m.worker))
     how = (m.status, ending.superseded, _reason(m.problem), _json(m.problem))
-    return (*who, *how, *_usage(m.usage), m.queued_ms, m.ttft_ms, m.total_ms, m.resumed_tokens, m.gpu_s, m.usd, m.time_ns or now_ns)
+    work = (*_usage(m.usage), m.queued_ms, m.ttft_ms, m.total_ms, m.resumed_tokens, m.computed_tokens)
+    return (*who, *how, *work, m.gpu_s, m.usd, m.time_ns or now_ns)
 
 
 def _advanced(row: Known) -> Sequence[Any]:
@@ -283,6 +284,7 @@ def _attempt_record(row: Row) -> AttemptRecord:
         ttft_ms=row["ttft_ms"],
         total_ms=row["total_ms"],
         resumed_tokens=row["resumed_tokens"],
+        computed_tokens=row["computed_tokens"],
         gpu_s=row["gpu_s"],
         usd=row["usd"],
         estimated=row["estimated"],

@@ -226,6 +226,7 @@ class AttemptEnded(Message, frozen=True, kw_only=True, tag="attempt.ended"):
     ttft_ms: float = 0.0  # in the engine
     total_ms: float = 0.0
     resumed_tokens: int = 0  # output of earlier attempts that it went on from
+    computed_tokens: int | None = None  # of prompt and resumed output, by its engine, warming included; None: not said
     gpu_s: float = 0.0  # its share of the engine's time, times the engine's GPUs (services/worker/meter.py)
     usd: float = 0.0  # of that time, by the worker's price
 
@@ -280,6 +281,7 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     ttft_ms: float = 0.0
     total_ms: float = 0.0
     resumed_tokens: int = 0
+    computed_tokens: int | None = None
     gpu_s: float = 0.0
     usd: float = 0.0
     estimated: bool = False

@@ -8,6 +8,7 @@ import pytest
 from nats.errors import NoRespondersError
 from worker_rig import LIMIT_S, Rig, expected, listed, working
 
+from services.worker.takeover import WARMINGS_MAX
 from shared.contracts import subjects
 from shared.contracts.ids import StepId
 from shared.contracts.outcomes import Reason, Status
@@ -19,6 +20,8 @@ from shared.runtime.bus import Bus, BusConfig
 from shared.runtime.cursor import Source
 
 PROMPT = list(b"What do violas do while the violins sleep?")
+LONG = PROMPT * 20
+BLOCK = 16  # what is cached of a context is whole blocks
 TOKENS = 400
 SLOW = "simulated.law=8b-h100"  # real time: some 150 tokens a second
 
@@ -82,6 +85,20 @@ async def test_a_running_step_goes_over_without_gap_or_repeat(bus: Bus) -> None:
     assert (ended[1].status, ended[1].problem.reason, ended[1].retryable) == (Status.FAILED, Reason.HANDED_OVER, True)
     assert ended[2].resumed_tokens == ended[1].usage.output_tokens >= 20
     assert ended[2].usage.cached_tokens > len(PROMPT) // 2, "the next one had it in its cache before it went on"
+    context = len(PROMPT) + ended[2].resumed_tokens
+    assert context <= (ended[2].computed_tokens or 0) <= context + WARMINGS_MAX * BLOCK, "because it had computed it itself"
+
+
+async def test_of_a_prompt_that_the_next_worker_has_only_the_output_is_computed(bus: Bus) -> None:
+    async with working(bus, SLOW) as old, working(bus, SLOW) as new:
+        await new.dispatch(await new.prompt(LONG), max_tokens=1)
+        step = await old.prompt(LONG)
+        await old.dispatch(step, max_tokens=TOKENS)
+        await produced(bus, step, 20)
+        await new.dispatch(step, attempt=2, max_tokens=TOKENS, relieves=old.worker)
+        ended = await reports(bus, step, 2)
+    assert ended[1].computed_tokens == len(LONG)
+    assert ended[2].resumed_tokens <= (ended[2].computed_tokens or 0) <= ended[2].resumed_tokens + (WARMINGS_MAX + 1) * BLOCK
 
 
 async def test_the_text_of_a_step_with_stop_strings_goes_over_as_well(bus: Bus) -> None:

@@ -113,6 +113,7 @@ async def test_a_step_settles_once_whatever_comes_twice_or_late(log: Log, start:
         (1, Status.SUCCEEDED, False, "free"),
         (2, Status.SUCCEEDED, True, "free"),
     ]
+    assert [a.computed_tokens for a in record.attempts] == [3, 3]
 
 
 async def test_a_failed_attempt_waits_for_the_scheduler_to_close_the_step(log: Log, start: Start) -> None:

@@ -57,6 +57,7 @@ def ended(step: StepId, attempt: int = 1, status: Status = Status.SUCCEEDED) -> 
         problem=LOST if status is Status.FAILED else None,
         ttft_ms=1.5,
         total_ms=3.0,
+        computed_tokens=3,
     )
 
 

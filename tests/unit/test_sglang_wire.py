@@ -150,5 +150,5 @@ def test_log_probabilities_are_read_with_their_alternatives_and_without_infiniti
     assert [(top.token, top.logprob) for top in entry.top] == [(3, -0.5), (7, LOGPROB_MIN)]
 
 
-def test_cached_tokens_of_a_resumed_request_are_those_of_its_prompt() -> None:
-    assert read_event(event(cached_tokens=16), REQUEST, aborted=False).cached_tokens == 3
+def test_cached_tokens_of_a_resumed_request_are_those_of_its_prompt_and_its_output() -> None:
+    assert read_event(event(cached_tokens=16), REQUEST, aborted=False).cached_tokens == 16

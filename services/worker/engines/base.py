@@ -29,7 +29,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """New tokens, at least one unless `finish` is set. `cached_tokens` of the prompt is known with the first chunk."""
+    """New tokens, at least one unless `finish` is set. `cached_tokens`: of prompt and resumed output, found in the cache; known with the
+    first token."""
 
     tokens: list[int]
     logprobs: list[TokenLogprob] = []  # one per token when asked for; token texts may be empty (the output processor fills them)

@@ -150,7 +150,7 @@ def read_event(data: bytes, request: EngineRequest, *, aborted: bool) -> EngineC
     return EngineChunk(
         tokens=event.output_ids,
         logprobs=_logprobs(meta, request.sampling.logprobs or 0),
-        cached_tokens=min(meta.cached_tokens, len(request.tokens)),  # of a resumed request SGLang counts the output, too
+        cached_tokens=meta.cached_tokens,
         finish=finish,
     )
 

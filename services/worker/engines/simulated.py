@@ -360,7 +360,7 @@ def _take(stream: _Stream, request: EngineRequest) -> EngineChunk:
     return EngineChunk(
         tokens=tokens,
         logprobs=[] if top is None else [_made_up_logprob(token, start + index, top) for index, token in enumerate(tokens)],
-        cached_tokens=min(max(stream.request.cached_tokens, 0), len(request.tokens)),
+        cached_tokens=max(stream.request.cached_tokens, 0),
         finish=stream.finish,
     )
 
