@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 import msgspec
 import psutil
 
+from bench.chaos.again import Work
 from bench.chaos.programs import Program
 from bench.chaos.readers import Fault, Reading, Wrong
 from shared.contracts import subjects
@@ -24,13 +25,14 @@ GONE_S = 10.0  # for processes whose parent has just ended
 _STEPS = """
 SELECT s.step, s.workflow, s.step_key, s.status, s.reason, s.output_tokens, s.accepted_ns, s.settled_ns,
     count(a.attempt) AS attempts,
-    count(a.attempt) FILTER (WHERE a.status = 'succeeded' AND NOT a.superseded) AS winners,
-    coalesce(sum(a.prompt_tokens + a.resumed_tokens - a.cached_tokens) FILTER (WHERE a.attempt > 1), 0) AS recomputed
+    count(a.attempt) FILTER (WHERE a.status = 'succeeded' AND NOT a.superseded) AS winners
 FROM steps s LEFT JOIN attempts a USING (step)
 WHERE s.step = ANY($1::text[]) OR s.workflow = ANY($2::text[])
 GROUP BY s.step
 """
-_ATTEMPTS = "SELECT step, attempt, worker, dispatched_ns, ended_ns, status, reason FROM attempts ORDER BY step, attempt"
+_ATTEMPTS = """
+SELECT step, attempt, worker, dispatched_ns, ended_ns, status, reason, prompt_tokens + resumed_tokens AS context_tokens, computed_tokens
+FROM attempts ORDER BY step, attempt"""
 _WORKFLOWS = "SELECT workflow, success FROM workflows WHERE workflow = ANY($1::text[])"
 
 
@@ -83,13 +85,13 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     dispatched_ns: int
     ended_ns: int
     outcome: str
+    work: Work
 
 
 class Recorded(msgspec.Struct):
-    """What Postgres has, and figures."""
+    """What Postgres has, and what is wrong with it."""
 
     attempts: dict[tuple[StepId, int], Attempt]
-    recomputed: int
     faults: list[Fault]
 
 
@@ -111,14 +113,14 @@ async def recorded(dsn: str, readings: Mapping[StepId, Reading], programs: Seque
         faults += _workflow(program, [row for row in rows if row["workflow"] == program.id], ended.get(program.id))
     return Recorded(
         attempts={(StepId(row["step"]), row["attempt"]): _attempt(row) for row in attempts},
-        recomputed=sum(int(row["recomputed"]) for row in rows),
         faults=faults,
     )
 
 
 def _attempt(row: Row) -> Attempt:
     outcome = f"{row['status']} {row['reason']}".strip()
-    return Attempt(worker=row["worker"], dispatched_ns=row["dispatched_ns"], ended_ns=row["ended_ns"], outcome=outcome)
+    work = Work(context_tokens=row["context_tokens"], computed_tokens=row["computed_tokens"], reason=row["reason"])
+    return Attempt(worker=row["worker"], dispatched_ns=row["dispatched_ns"], ended_ns=row["ended_ns"], outcome=outcome, work=work)
 
 
 def _row(row: Row, tokens: int | None) -> list[Fault]:

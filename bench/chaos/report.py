@@ -7,11 +7,13 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from bench.chaos.again import Again
 from bench.chaos.checks import Attempt
 from bench.chaos.pauses import AFTERMATH_NS, Loss, Pause
 from bench.chaos.plan import Way
 from bench.chaos.readers import Fault, HttpCounts, Wrong
 from bench.chaos.strikes import Struck
+from bench.ranks import rank
 from shared.contracts.ids import StepId
 
 FAULTS_SHOWN_MAX = 30
@@ -55,8 +57,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     workflows: int
     crashes: int  # of programs, and runs that gave up while the fleet was away
     tokens: int
-    recomputed_tokens: int
     attempts: int
+    again: list[Again]
     struck: dict[str, dict[str, int]]  # by victim and way
     missed: int  # blows whose victim was not running
     http: HttpCounts
@@ -90,8 +92,8 @@ def pause_rows(pauses: Sequence[Pause]) -> list[PauseRow]:
             PauseRow(
                 loss=loss,
                 readers=len(clear),
-                p50_ms=_rank(clear, 0.5),
-                p99_ms=_rank(clear, 0.99),
+                p50_ms=rank(clear, 0.5),
+                p99_ms=rank(clear, 0.99),
                 longest_ms=max(clear, default=0.0),
                 mixed=len(mixed),
                 mixed_longest_ms=max(mixed, default=0.0),
@@ -123,15 +125,22 @@ def _life(attempt: Attempt, begun_ns: int) -> str:
     return f"{attempt.worker} {(attempt.dispatched_ns - begun_ns) / 1e9:.1f} to {ended} s {attempt.outcome}"
 
 
-def _rank(ordered: Sequence[float], share: float) -> float:
-    """Nearest-rank percentile."""
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
-
-
 def wrongs(faults: Sequence[Fault]) -> dict[str, int]:
     """How many of each kind, also those of which there were none."""
     count = Counter(fault.wrong for fault in faults)
     return {wrong.value: count[wrong] for wrong in Wrong}
+
+
+def again_table(rows: Sequence[Again]) -> Table:
+    """Tokens that were computed again, by why the step went on."""
+    table = Table(
+        "it went on because it was", "attempts", "context tokens", "computed again", "share", "share p50", "p99", "did not report"
+    )
+    for row in rows:
+        shares = [f"{share:.1%}" for share in (row.share, row.share_p50, row.share_p99)] if row.attempts else ["", "", ""]
+        counts = [f"{count:,}" for count in (row.attempts, row.context_tokens, row.computed_tokens)]
+        table.add_row(row.cause, *counts, *shares, str(row.unknown))
+    return table
 
 
 def show(report: Report, console: Console) -> None:
@@ -141,13 +150,12 @@ def show(report: Report, console: Console) -> None:
     for victim, ways in report.struck.items():
         struck.add_row(victim, *(str(ways[way.value]) for way in Way))
     console.print(struck)
-    load = Table(
-        "steps", "workflows", "their restarts", "tokens", "attempts", "tokens computed again", "HTTP whole / cut / cancelled / not taken"
-    )
+    load = Table("steps", "workflows", "their restarts", "tokens", "attempts", "HTTP whole / cut / cancelled / not taken")
     http = report.http
-    figures = (report.steps, report.workflows, report.crashes, report.tokens, report.attempts, report.recomputed_tokens)
+    figures = (report.steps, report.workflows, report.crashes, report.tokens, report.attempts)
     load.add_row(*(f"{figure:,}" for figure in figures), f"{http.whole} / {http.cut} / {http.cancelled} / {http.not_taken}")
     console.print(load)
+    console.print(again_table(report.again))
     silences = Table("longest silence that a reader saw when", "readers", "p50", "p99", "longest", "with another blow", "longest of them")
     for row in report.pauses:
         times = [f"{time:,.0f} ms" for time in (row.p50_ms, row.p99_ms, row.longest_ms)] if row.readers else ["", "", ""]

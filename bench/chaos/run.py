@@ -15,6 +15,7 @@ import aiohttp
 import msgspec
 
 from bench.chaos import checks
+from bench.chaos.again import again
 from bench.chaos.asks import TOKENS_OF_WORKFLOWS, Ask, Asks
 from bench.chaos.pauses import pauses
 from bench.chaos.plan import Victims, plan
@@ -195,8 +196,8 @@ async def _report(fleet: Fleet, wanted: Storm, load: _Load, storm: tuple[list[St
         workflows=len(load.programs),
         crashes=sum(each.runs - 1 for each in load.programs),
         tokens=sum(len(each.tokens) for each in accepted.values()),
-        recomputed_tokens=found.recomputed,
         attempts=len(found.attempts),
+        again=again({key: each.work for key, each in found.attempts.items()}),
         struck=counted(struck),
         missed=sum(each.missed for each in struck),
         http=load.http,

@@ -83,9 +83,9 @@ async def put(connection: Any, step: StepId, winners: int = 1, **given: Any) -> 
     )
     for attempt in range(1, winners + 2):  # the first is lost
         await connection.execute(
-            "INSERT INTO attempts (step, attempt, cell, worker, status, prompt_tokens, cached_tokens, resumed_tokens)"
-            " VALUES ($1, $2, 'local', 'worker-0', $3, $4, 2, 4)",
-            *(step, attempt, "running" if attempt == 1 else "succeeded", 0 if attempt == 1 else 5),
+            "INSERT INTO attempts (step, attempt, cell, worker, status, prompt_tokens, resumed_tokens, computed_tokens)"
+            " VALUES ($1, $2, 'local', 'worker-0', $3, 5, 4, $4)",
+            *(step, attempt, "running" if attempt == 1 else "succeeded", None if attempt == 1 else 7),
         )
 
 
@@ -104,7 +104,8 @@ async def test_what_postgres_has_is_compared_with_what_was_asked(postgres: Any) 
         (absent, Wrong.LOST),
     }
     assert found.attempts[(right, 1)].worker == "worker-0"
-    assert found.recomputed == 5 * (5 + 4 - 2), "the second attempts of all, and a third one"
+    assert [found.attempts[(right, attempt)].work.computed_tokens for attempt in (1, 2)] == [None, 7]
+    assert found.attempts[(right, 2)].work.context_tokens == 5 + 4
 
 
 async def test_a_workflow_is_to_have_each_of_its_steps_once(postgres: Any) -> None:
