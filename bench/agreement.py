@@ -18,7 +18,6 @@ import msgspec
 import uvloop
 from rich.console import Console
 from rich.table import Table
-from shared.sim.workloads import workload
 
 from bench.fleets import running_fleet
 from legato import Client
@@ -26,6 +25,7 @@ from legato.simulate.scenario import Scenario
 from legato.simulate.world import run
 from shared.sim.measured import Measured
 from shared.sim.programs import Call, Program, Segment
+from shared.sim.workloads import workload
 
 LAW = "llama-3.1-8b@a100"
 WORKERS = 2

@@ -72,6 +72,7 @@ class Engine:
         if not self._busy:
             return
         now_ns = self._heap.now_ns
+        self.batching.cache.expire(now_ns)
         self._stride = stride = self.batching.stride()
         if stride is None:
             self._one(now_ns)

@@ -2,6 +2,7 @@
 
 import math
 from random import Random
+from typing import cast
 
 from legato.simulate.bus import Bus, Inbox
 from legato.simulate.scenario import Pool, Scenario
@@ -13,6 +14,7 @@ from shared.contracts.ids import ModelName, StepId, WorkerId
 from shared.contracts.kv import KvResyncRequested
 from shared.contracts.steps import StepDispatched, StepRevoked
 from shared.core.batching import BatchingConfig
+from shared.core.eviction import Eviction
 from shared.core.shipped_laws import law_called, named_engine
 from shared.core.step_law import PRESETS, decode_ns, prefill_ns
 
@@ -20,13 +22,15 @@ MISSED_S = 0.2  # until the scheduler's prober tells that a connection is gone (
 AGAIN_S = 2.0  # until a killed worker's process runs again; its machine and its image are there
 DRAIN_S = 30.0  # a worker's drain_timeout_s
 REGISTER_S = 10.0
-PRESET_BLOCK_TOKENS = 131_072  # KV of a preset, which has no GPU to fill: 8,192 blocks of 16 tokens, as the simulated engine's default
+PRESET_TOKENS = 131_072  # KV of a preset, which has no GPU to fill: 8,192 blocks of 16 tokens, as the simulated engine's default
+PRESET_TOKEN_BYTES = 131_072.0  # of Llama 3 8B: two vectors of 8 heads of 128, 2 bytes each, in 32 layers
 
 
 def kind_of(name: str, pool: Pool, block_tokens: int) -> Kind:
     """What the workers of a pool are. Raises LegatoError for an unknown law."""
     law = law_called(pool.law)
-    tokens = PRESET_BLOCK_TOKENS if pool.law in PRESETS else named_engine(pool.law).blocks * 16
+    named = None if pool.law in PRESETS else named_engine(pool.law)
+    tokens, token_bytes = (named.blocks * 16, named.token_bytes) if named else (PRESET_TOKENS, PRESET_TOKEN_BYTES)
     blocks = pool.blocks or max(1, tokens // block_tokens)
     prefill, decode = prefill_ns(law, pool.tokens_per_step), decode_ns(law, 1, block_tokens)
     batching = BatchingConfig(
@@ -35,6 +39,9 @@ def kind_of(name: str, pool: Pool, block_tokens: int) -> Kind:
         slots=pool.slots,
         queue_max=pool.queue_max,
         tokens_per_step=max(pool.slots, pool.tokens_per_step),
+        eviction=cast(Eviction, pool.eviction),
+        host_blocks=pool.host_blocks,
+        host_block_ns=round(token_bytes * block_tokens / pool.host_gb_per_s),
     )
     return Kind(
         pool=name,
@@ -49,6 +56,7 @@ def kind_of(name: str, pool: Pool, block_tokens: int) -> Kind:
             decode_tokens_per_s=1e9 / decode if decode else 0.0,
         ),
         engine=(batching, law),
+        keep_ns=round(pool.keep_s * 1e9),
     )
 
 

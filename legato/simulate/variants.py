@@ -4,17 +4,18 @@ import copy
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from legato.machines import DECIDERS, machine_of
 from legato.simulate.loading import DEFAULT, Document, flat, refuse, set_key, value_of
 from legato.simulate.scenario import Pool, Scenario
 from shared.contracts.ids import is_subject_token
 from shared.core.errors import LegatoError
+from shared.core.eviction import Eviction
 from shared.core.shipped_laws import law_called
 from shared.runtime.config import ConfigError, checked, load
 
-EVICTIONS = ("lru",)
+EVICTIONS = get_args(Eviction)
 _NEXT = re.compile(r",(?=[a-z_]+\.[a-z_])")  # between the settings of a policy that is said on the command line
 
 

@@ -5,7 +5,7 @@ write, a take-over warms its cache first and then asks the other to stop. What i
 """
 
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 from legato.simulate.bus import Bus
 from legato.simulate.engine import Engine
@@ -44,15 +44,15 @@ class Fleet(Protocol):
     counts: Counts
 
 
-class Kind:
+class Kind(NamedTuple):
     """What the workers of a pool have in common."""
 
-    def __init__(self, pool: str, card: ModelCard, hardware: Hardware, capacity: Capacity, engine: tuple[BatchingConfig, StepLaw]) -> None:
-        self.pool = pool
-        self.card = card
-        self.hardware = hardware
-        self.capacity = capacity
-        self.engine = engine
+    pool: str
+    card: ModelCard
+    hardware: Hardware
+    capacity: Capacity
+    engine: tuple[BatchingConfig, StepLaw]
+    keep_ns: int  # how long the KV of a workflow's step is kept for the next one
 
 
 class Attempt:
@@ -268,15 +268,14 @@ class Worker:
         step.gpu_s += attempt.used_s * hardware.count
         step.usd += attempt.used_s * hardware.usd_per_hour / 3600
         if attempt.request is not None and attempt.request.cached_tokens >= 0:
-            step.computed_tokens += attempt.request.prompt_tokens - attempt.request.cached_tokens
+            step.computed_tokens += attempt.request.prompt_tokens - found(attempt.request)
 
     def _failed(self, attempt: Attempt, reason: Reason, message: str, retryable: bool = True) -> None:
         self._report(attempt, Status.FAILED, Problem(reason=reason, message=message), retryable=retryable)
 
     def _report(self, attempt: Attempt, status: Status, problem: Problem | None, retryable: bool = False) -> None:
         dispatch, step, hardware = attempt.dispatch, attempt.step, self.kind.hardware
-        request = attempt.request
-        cached = max(0, request.cached_tokens) if request is not None else 0
+        cached = found(attempt.request)
         self._bus.publish(
             AttemptEnded(
                 step=dispatch.step,
@@ -324,12 +323,13 @@ class Worker:
         counts.output_tokens += tokens
         if not attempt.first_ns:
             attempt.first_ns = first_ns
-            cached = attempt.request.cached_tokens if attempt.request is not None else 0
-            step.cached_tokens = min(max(0, cached), step.call.prompt_tokens)
+            step.cached_tokens = min(found(attempt.request), step.call.prompt_tokens)
             counts.prompt_tokens += step.call.prompt_tokens
             counts.cached_tokens += step.cached_tokens
         if step.tokens >= step.wanted:
             self._stop(attempt)
+            if self.kind.keep_ns and attempt.dispatch.workflow and attempt.request is not None:
+                self.batching.keep(attempt.request, self._heap.now_ns + self.kind.keep_ns)
             self._report(attempt, Status.SUCCEEDED, None)
             step.end(Status.SUCCEEDED, None)
 
@@ -351,3 +351,8 @@ class Worker:
         self.state = WorkerState.DOWN
         self._bus.publish(WorkerGone(worker=self.id, cell=CELL, epoch=self.epoch))
         self._gone(self)
+
+
+def found(request: Request | None) -> int:
+    """Tokens of its context that it did not compute: they were in the engine's cache, or in the host's tier."""
+    return max(0, request.cached_tokens) + request.host_cached_tokens if request is not None else 0

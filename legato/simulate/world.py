@@ -10,7 +10,6 @@ from pathlib import Path
 from random import Random
 
 import msgspec
-from shared.sim.workloads import together
 
 from legato.simulate.bus import Bus, Service
 from legato.simulate.clients import Clients, key_of
@@ -28,6 +27,7 @@ from shared.contracts.steps import StepAdmitted, StepRevoked
 from shared.sim.heap import SECOND_NS, Heap
 from shared.sim.measured import Measured
 from shared.sim.programs import Program
+from shared.sim.workloads import together
 
 QUIET_S = 5.0  # behind the last program's end
 TELL_SHARES = 200  # how often progress is told

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from shared.core.engine_law import PRECISIONS, Efficiency, Front, Gpu, Layout, Precision, demand_of, kv_blocks, law_of
+from shared.core.engine_law import PRECISIONS, Efficiency, Front, Gpu, Layout, Precision, demand_of, kv_blocks, kv_bytes_per_token, law_of
 from shared.core.errors import LegatoError
 from shared.core.model_shape import ModelShape, shape_of
 from shared.core.step_law import PRESETS, StepLaw, preset
@@ -51,6 +51,7 @@ class NamedEngine(msgspec.Struct, frozen=True, kw_only=True):
     law: StepLaw
     front: Front
     blocks: int  # KV blocks of 16 tokens that fit beside the weights
+    token_bytes: float  # of KV that one GPU keeps per token
 
 
 @cache
@@ -90,7 +91,7 @@ def named_engine(name: str) -> NamedEngine:
     if blocks < 1:
         raise LegatoError(f"{match['model']} in {model.precision} does not fit on {layout.gpus} {match['gpu']}: {_fitting(model, gpu.gpu)}")
     law = law_of(demand_of(model.shape, gpu.gpu, layout, precision), constants.efficiency)
-    return NamedEngine(law=law, front=constants.front, blocks=blocks)
+    return NamedEngine(law=law, front=constants.front, blocks=blocks, token_bytes=kv_bytes_per_token(model.shape, layout.tensor, precision))
 
 
 def law_called(name: str) -> StepLaw:

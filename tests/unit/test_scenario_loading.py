@@ -97,7 +97,7 @@ def test_the_command_line_changes_what_the_file_says(load: Load) -> None:
         ('law = "llama-3.1-8b@h100:vllm"\n', "", "pools.h100: missing key law"),
         ("llama-3.1-8b@h100:vllm", "llama-9b@h100", "pools.h100.law: there is no model 'llama-9b'; there are"),
         ("llama-3.1-8b@h100:vllm", "fast", "pools.h100.law: no step law is called 'fast'; there are"),
-        ("count = 2", 'eviction = "fifo"', "pools.h100: unknown eviction fifo; there are: lru"),
+        ("count = 2", 'eviction = "fifo"', "pools.h100: unknown eviction fifo; there are: lru, priority"),
         ("[pools.h100]", '[pools."h 100"]', "pools.h 100: a pool's name has letters, digits, - and _"),
         ("[pools.h100]", "[pool.h100]", "there is no [pools.NAME]: a scenario needs at least one"),
         ("[[workload]]", "[[workloads]]", "there is no [[workload]]: a scenario needs at least one"),
