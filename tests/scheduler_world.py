@@ -10,7 +10,7 @@ from shared.contracts.envelope import Message, Tick
 from shared.contracts.fleet import Capacity, ModelCard, RunningStep, WorkerBeat, WorkerGone, WorkerRegistered, WorkerState
 from shared.contracts.ids import CellId, ModelName, StepId, TenantId, WorkerId, WorkflowId
 from shared.contracts.kv import PrefixMatched
-from shared.contracts.outcomes import Problem, Reason, Status
+from shared.contracts.outcomes import Problem, Reason, Status, Usage
 from shared.contracts.steps import AttemptEnded, CancelRequested, Job, StepDispatched, StepRouted
 from shared.core.machine import step as take
 
@@ -90,9 +90,19 @@ def one(kind: type[MessageT], outputs: list[Message]) -> MessageT:
     return output
 
 
-def routed(step: str, *, model: str = MODEL, prompt: int = 100, output: int = 10, priority: int = 0, deadline_ns: int = 0) -> StepRouted:
+def routed(
+    step: str,
+    *,
+    model: str = MODEL,
+    prompt: int = 100,
+    output: int = 10,
+    priority: int = 0,
+    deadline_ns: int = 0,
+    workflow: str = "w",
+    tenant: str = "t",
+) -> StepRouted:
     job = Job(model=ModelName(model), prompt_tokens=prompt, max_tokens=output, priority=priority, deadline_ns=deadline_ns)
-    return StepRouted(step=StepId(step), workflow=WorkflowId("w"), tenant=TenantId("t"), trace="00-trace", job=job, cell=CELL)
+    return StepRouted(step=StepId(step), workflow=WorkflowId(workflow), tenant=TenantId(tenant), trace="00-trace", job=job, cell=CELL)
 
 
 def registered(
@@ -150,8 +160,16 @@ def ended(
     *,
     retryable: bool = False,
     reason: Reason = Reason.ENGINE_REJECTED,
+    output_tokens: int = 0,
 ) -> AttemptEnded:
     problem = Problem(reason=reason, message="the engine refused") if status is Status.FAILED else None
     return AttemptEnded(
-        step=StepId(step), cell=CELL, worker=WorkerId(worker), attempt=attempt, status=status, problem=problem, retryable=retryable
+        step=StepId(step),
+        cell=CELL,
+        worker=WorkerId(worker),
+        attempt=attempt,
+        status=status,
+        problem=problem,
+        retryable=retryable,
+        usage=Usage(output_tokens=output_tokens),
     )

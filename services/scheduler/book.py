@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from services.scheduler.policies.order import queue_key
+from services.scheduler import ordering
+from services.scheduler.ordering import Ledger
 from services.scheduler.policies.reserve import blocks_needed, uncached_tokens
 from services.scheduler.queue import Queue
 from shared.contracts.fleet import Capacity, WorkerState
@@ -21,6 +22,7 @@ from shared.contracts.steps import Job
 MS = 1_000_000  # nanoseconds
 RECENT_MAX = 10_000  # steps that are over and still known, so that copies of their messages do nothing
 EARLY_MAX = 4_096  # matches, and cancellations, kept for steps that have not arrived
+MODELS_MAX = 1_000  # for which it is known who was given a step last
 DEADLINES_SLACK = 64
 ENDING = (Reason.CANCELLED, Reason.DEADLINE_PASSED)  # revocations that the worker answers with the step's end; others are not answered
 
@@ -47,6 +49,9 @@ class Step(msgspec.Struct, kw_only=True, omit_defaults=True):
     held_attempt: int = 0
     moves: int = 0  # attempts that ended because another worker went on, or another step needed the room
     preemptions: int = 0
+    place: tuple[int, int] | None = None  # in the queue; None: by priority and arrival
+    attained_ns: int = 0  # by its workflow, when it came; only where the order asks
+    waits_ns: int = 0  # since when, likewise
     failed_on: WorkerId = WorkerId("")
     failed_ns: int = 0  # when a worker last reported a failure
     cancelled: bool = False
@@ -108,6 +113,8 @@ class State(msgspec.Struct, kw_only=True, omit_defaults=True):
     early_cancels: dict[StepId, int] = {}
     recent: dict[StepId, int] = {}  # over: since when; oldest first
     service_ms: dict[ModelName, float] = {}  # mean time of an attempt that succeeded
+    ledger: Ledger = msgspec.field(default_factory=Ledger)  # what the order of the queues must know
+    last: dict[ModelName, WorkerId] = {}  # who was given a step of each model last; the model that was least lately first
 
     def listening_since(self, silence_ns: int) -> int:
         """The end of the last silence on the bus that was longer than `silence_ns`: before it, nobody could be heard."""
@@ -142,7 +149,8 @@ def enqueue(state: State, step: Step) -> None:
     queue = state.queues.get(step.job.model)
     if queue is None:
         queue = state.queues[step.job.model] = Queue()
-    queue.add(queue_key(step.job.priority, step.arrival, step.id), step.job.prompt_tokens)
+    ordering.join(state.ledger, step, state.now_ns)
+    queue.add(ordering.key_of(step), step.job.prompt_tokens)
 
 
 def take_out(state: State, step: Step) -> None:
@@ -160,7 +168,8 @@ def take_out(state: State, step: Step) -> None:
             watch_deadline(state, step)
     elif step.problem is None:
         queue = state.queues[step.job.model]
-        queue.remove(queue_key(step.job.priority, step.arrival, step.id), step.job.prompt_tokens)
+        queue.remove(ordering.key_of(step), step.job.prompt_tokens)
+        ordering.leave(state.ledger, step, state.now_ns)
         if not queue.keys:
             del state.queues[step.job.model]
         state.awaiting.pop(step.id, None)
@@ -189,12 +198,44 @@ def place(state: State, step: Step, worker: Worker, attempt: int, cached_tokens:
     worker.prefill_tokens += step.prefill_tokens
 
 
+def give_turn(state: State, model: ModelName, worker: WorkerId) -> None:
+    """The worker was given a step of the model."""
+    state.last.pop(model, None)
+    state.last[model] = worker
+    if len(state.last) > MODELS_MAX:
+        del state.last[next(iter(state.last))]
+
+
 def _count(state: State, priority: int, change: int) -> None:
     count = state.placed.get(priority, 0) + change
     if count:
         state.placed[priority] = count
     else:
         del state.placed[priority]
+
+
+def reorder(state: State, order: str) -> None:
+    """Another order holds from now on: all that wait get new places. It begins without a past."""
+    state.ledger = Ledger(order=order)
+    for queue in state.queues.values():
+        waiting = sorted((state.steps[step] for _, _, step in queue.keys), key=lambda step: step.arrival)
+        for step in waiting:
+            ordering.join(state.ledger, step, state.now_ns)
+        queue.keys = sorted(ordering.key_of(step) for step in waiting)
+
+
+def promote(state: State, model: ModelName) -> None:
+    """Steps of programs that starve go behind all that are first in line."""
+    queue = state.queues.get(model)
+    if queue is None or state.ledger.order not in ordering.ATTAINED:
+        return
+    waiting = [state.steps[step] for level, _, step in queue.keys if level]
+    starving = [step for step in waiting if ordering.starves(state.ledger, step, state.now_ns)]
+    for step in starving:
+        state.arrivals += 1
+        step.place, step.waits_ns = (0, state.arrivals), state.now_ns
+    if starving:
+        queue.keys = sorted(ordering.key_of(state.steps[step]) for _, _, step in queue.keys)
 
 
 def lose_all(state: State, worker: Worker) -> None:

@@ -1,11 +1,11 @@
 """What the scheduler does about what it knows.
 
 Rules:
-- A step waits in its model's queue until a worker has room for it: placement.py says where it goes, policies/order.py which goes first.
+- A step waits in its model's queue until a worker has room for it: placement.py says where it goes, ordering.py which goes first.
   A step at the head for which there is no room holds the others back, so that big ones are not starved. One that only waits for the
   registry's answer does not; it waits `match_wait_ms`, and only where there is a choice and the registry was heard lately. Nor does one
   that waits for another worker than the one on which it failed. Where the head is more urgent than what runs, one of those may have to give
-  way (policies/preempt.py).
+  way (policies/preempt.py); not where another order than that of priority is configured.
 - A new step beyond `queue_max` sheds the last in order.
 - An attempt is lost when its worker is silent for `lease_ms`, does not list it in its beats for `dispatch_grace_ms`, starts anew, says
   good-bye or has lost its connection (prober.py); it is void then, and the step goes back to its place in the queue, up to
@@ -33,7 +33,7 @@ from services.scheduler.config import SchedulerConfig
 from services.scheduler.enforce import enforce, wake_ns
 from services.scheduler.load import Load, busy_slots, has_slot
 from services.scheduler.moving import move
-from services.scheduler.placement import choose
+from services.scheduler.ordering import DEFAULT, Ledger, first_first, last_first
 from services.scheduler.plan import Plan
 from services.scheduler.policies import retry
 from services.scheduler.policies.filter_fits import could_ever_fit
@@ -178,11 +178,11 @@ def _place(plan: Plan, queue: Queue, loads: list[Load], ready: int) -> None:
     free = sum(load.slots - load.busy for load in loads)
     if free == 0:
         return
-    for _, _, step_id in queue.keys:
+    for step_id in first_first(plan.state.ledger, queue.keys, plan.state.steps, plan.sent):
         step = plan.state.steps[step_id]
         if step_id in plan.touched or _match_expected(plan, step, ready):
             continue
-        choice = choose(step, loads, ready)
+        choice = plan.choose(step, loads, ready)
         if choice is not None:
             plan.dispatch(step, choice, ready)
             free -= 1
@@ -197,6 +197,8 @@ def _place(plan: Plan, queue: Queue, loads: list[Load], ready: int) -> None:
 def _preempt(plan: Plan, queue: Queue, model: ModelName) -> None:
     """For the first that still waits, stop one that is less urgent, if that makes room."""
     gap, placed = plan.config.preempt_gap, plan.state.placed
+    if plan.state.ledger.order != DEFAULT:  # whoever gave way would be the first again
+        return
     if not gap or not placed or min(placed) > -queue.keys[0][0] - gap:
         return
     steps, touched = plan.state.steps, plan.touched
@@ -237,7 +239,7 @@ def _shed_surplus(plan: Plan, model: ModelName) -> None:
         return
     leaving = [step for step_id in plan.touched if (step := plan.state.steps[step_id]).queued and step.job.model == model]
     if len(keys) - len(leaving) > plan.config.queue_max:
-        waiting = (plan.state.steps[key[2]] for key in reversed(keys))
+        waiting = (plan.state.steps[step_id] for step_id in last_first(plan.state.ledger, keys, plan.state.steps))
         last = next((step for step in waiting if step.attempt == 0 and step.id not in plan.touched), None)
         if last is None:  # all that wait have run before
             return
@@ -273,7 +275,7 @@ MACHINE = Machine(
     | WorkerVanished
     | WorkerBeat
     | Tick,
-    start=lambda config: State(cell=config.cell),
+    start=lambda config: State(cell=config.cell, ledger=Ledger(order=config.order)),
     apply=apply,
     decide=decide,
     wake_ns=wake_ns,

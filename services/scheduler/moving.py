@@ -2,7 +2,6 @@
 who stay, and each survivor warms only as much as it can soon compute."""
 
 from services.scheduler.load import Load
-from services.scheduler.placement import choose
 from services.scheduler.plan import Plan
 from services.scheduler.policies.filter_warming import can_warm
 from services.scheduler.policies.leave import stays
@@ -21,6 +20,6 @@ def move(plan: Plan, model: ModelName, loads: list[Load], ready: int) -> None:
             settled = step_id in plan.touched or step.closed or step.revoked or step.cancelled
             if settled or stays(step, Load(worker), left_s):
                 continue
-            choice = choose(step, [load for load in loads if can_warm(step, load)], ready)
+            choice = plan.choose(step, [load for load in loads if can_warm(step, load)], ready)
             if choice is not None:
                 plan.dispatch(step, choice, ready)

@@ -1,44 +1,88 @@
-"""Where a step goes: filter, score, pick."""
+"""Where a step goes: filter, score, pick. The filters hold whatever the placement is; it chooses among those who have room."""
 
 from typing import NamedTuple
 
 from services.scheduler.book import Step
+from services.scheduler.candidate import Candidate
+from services.scheduler.config import SchedulerConfig
 from services.scheduler.load import Load
 from services.scheduler.policies.filter_failed import is_spared
 from services.scheduler.policies.filter_fits import fits
+from services.scheduler.policies.place_dynamo import least_cost
+from services.scheduler.policies.place_least_loaded import least_loaded
+from services.scheduler.policies.place_llm_d import highest_score
+from services.scheduler.policies.place_random import highest_draw
+from services.scheduler.policies.place_round_robin import next_in_turn
+from services.scheduler.policies.place_smg import cache_aware
 from services.scheduler.policies.reserve import expected_output_tokens, uncached_tokens
 from services.scheduler.policies.score_finish import finish_s
+from shared.contracts.ids import WorkerId
 
 
 class Choice(NamedTuple):
-    """A worker for a step. Ordered by predicted finish, then by worker id."""
+    """A worker for a step, by which rule, and what that says of it."""
 
-    finish_s: float
-    worker: str
+    rule: str
+    says: str
     load: Load
     cached_tokens: int
 
     def why(self, ready: int) -> str:
         """The reasons, for people. Of the loads before the step was placed."""
         return (
-            f"least finish of {ready}: {self.finish_s * 1e3:.0f} ms, "
+            f"{self.rule} of {ready}: {self.says}, "
             f"{self.cached_tokens} tokens cached, {self.load.backlog_tokens} ahead, {self.load.busy}/{self.load.slots} slots"
         )
 
 
-def choose(step: Step, loads: list[Load], ready: int) -> Choice | None:
-    """The worker with the least predicted finish, or None: nobody has room. `loads`: those of the `ready` workers that have a free slot."""
-    best: Choice | None = None
+def choose(step: Step, loads: list[Load], ready: int, config: SchedulerConfig, last: WorkerId) -> Choice | None:
+    """A worker as `config.placement` has it, or None: nobody has room. `loads`: those of the `ready` workers that have a free slot. `last`:
+    who was given a step of this model last."""
+    if config.placement == "least_finish":
+        return least_finish(step, loads, ready)
+    found = candidates(step, loads, ready)
+    return _pick(step, found, config, last) if found else None
+
+
+def candidates(step: Step, loads: list[Load], ready: int) -> list[Candidate]:
+    """Who has room, and may have the step."""
+    found = [Candidate(load, cached_tokens(step, load)) for load in loads]
+    return [each for each in found if not is_spared(each.load, step, ready) and fits(step.job, each.load, each.cached_tokens)]
+
+
+def least_finish(step: Step, loads: list[Load], ready: int) -> Choice | None:
+    """The worker with the least predicted finish; among equals the first by id."""
+    best: tuple[float, str, Load, int] | None = None
     for load in loads:
         cached = cached_tokens(step, load)
         if is_spared(load, step, ready) or not fits(step.job, load, cached):
             continue
         score = finish_s(uncached_tokens(step.job, cached), expected_output_tokens(step.job), load)
         if best is None or (score, load.id) < best[:2]:
-            best = Choice(score, load.id, load, cached)
-    return best
+            best = score, load.id, load, cached
+    return None if best is None else Choice("least finish", f"{best[0] * 1e3:.0f} ms", best[2], best[3])
 
 
 def cached_tokens(step: Step, load: Load) -> int:
     """Prompt tokens that the worker's cache holds, as far as known; the last one is computed in any case."""
     return min(step.cached.get(load.id, 0), step.job.prompt_tokens - 1) if step.cached else 0
+
+
+def _pick(step: Step, found: list[Candidate], config: SchedulerConfig, last: WorkerId) -> Choice:
+    """`found`: at least one."""
+    match config.placement:
+        case "round_robin":
+            return Choice("next in turn", f"behind {last or 'nobody'}", *next_in_turn(found, last))
+        case "random":
+            return Choice("highest draw", f"of {len(found)} with room", *highest_draw(step.id, found))
+        case "smg_cache_aware":
+            chosen, reason = cache_aware(found, step.job.prompt_tokens, config.smg)
+            return Choice("cache aware", reason, *chosen)
+        case "dynamo_kv_cost":
+            chosen, cost = least_cost(step.job, found, config.dynamo)
+            return Choice("least cost", f"{cost:.1f} blocks", *chosen)
+        case "llm_d":
+            chosen, score = highest_score(found, step.job.prompt_tokens, config.llm_d)
+            return Choice("highest score", f"{score:.3f}", *chosen)
+        case _:
+            return Choice("least loaded", f"of {len(found)} with room", *least_loaded(found))

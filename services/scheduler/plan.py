@@ -4,8 +4,8 @@ from typing import Required, TypedDict
 
 from services.scheduler.book import ENDING, MS, State, Step, Worker
 from services.scheduler.config import SchedulerConfig
-from services.scheduler.load import ready_workers
-from services.scheduler.placement import Choice
+from services.scheduler.load import Load, ready_workers
+from services.scheduler.placement import Choice, choose
 from services.scheduler.policies.reserve import blocks_needed, uncached_tokens
 from services.scheduler.policies.retry import Verdict, verdict
 from shared.contracts.envelope import Message
@@ -37,6 +37,7 @@ class Plan:
         self.config = config
         self.outputs: list[Message] = []
         self.touched: dict[StepId, None] = {}
+        self.last: dict[ModelName, WorkerId] = {}  # who was given a step of each model last, by this decision
 
     @property
     def listening_since_ns(self) -> int:
@@ -49,6 +50,15 @@ class Plan:
     def verdict(self, step: Step) -> Verdict | None:
         return verdict(step, self.now_ns, self.config.attempts_max)
 
+    def choose(self, step: Step, loads: list[Load], ready: int) -> Choice | None:
+        """The worker for the step, or None: nobody has room. `loads`: those of the `ready` workers that have a free slot."""
+        model = step.job.model
+        return choose(step, loads, ready, self.config, self.last.get(model) or self.state.last.get(model, WorkerId("")))
+
+    def sent(self, step: StepId) -> bool:
+        """Whether the step is what was dispatched last."""
+        return bool(self.outputs) and type(self.outputs[-1]) is StepDispatched and self.outputs[-1].step == step
+
     def dispatch(self, step: Step, choice: Choice, ready: int) -> None:
         """Place the step, and take its room off the load that the decision goes on with. Where it was to move to a worker that leaves, too,
         before it has gone on there, that one need not: it is still with the first."""
@@ -56,6 +66,7 @@ class Plan:
         if step.worker and step.held:
             self._revoke(step, Reason.HANDED_OVER)
         load, cached, relieves = choice.load, choice.cached_tokens, step.held or step.worker
+        self.last[step.job.model] = load.id
         self.outputs.append(
             StepDispatched(
                 job=step.job,

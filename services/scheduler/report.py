@@ -37,5 +37,6 @@ def queue_report(plan: Plan, model: ModelName) -> QueueReported:
         running=sum(len(worker.placed) for worker in state.workers.values() if worker.model == model),
         slots=slots,
         workers=len(ready),
+        order=plan.config.order,
         drain_ms=drain_ms(depth, slots, busy, state.service_ms.get(model, 0.0)),
     )

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from services.scheduler import ordering
 from services.scheduler.book import (
     EARLY_MAX,
     ENDING,
@@ -15,10 +16,13 @@ from services.scheduler.book import (
     enter,
     finish,
     forget,
+    give_turn,
     lose_all,
     place,
+    promote,
     put_back,
     remember,
+    reorder,
     take_out,
     tidy_deadlines,
     trim,
@@ -123,6 +127,8 @@ def _on_dispatched(state: State, event: StepDispatched, now_ns: int) -> None:
         step.moves += 1
     take_out(state, step)
     place(state, step, state.workers[event.worker], event.attempt, event.cached_tokens)
+    give_turn(state, step.job.model, event.worker)
+    ordering.dispatched(state.ledger, step, event.attempt)
 
 
 def _on_revoked(state: State, event: StepRevoked, now_ns: int) -> None:
@@ -158,6 +164,9 @@ def _on_ended(state: State, event: AttemptEnded, now_ns: int) -> None:
         if event.status is Status.SUCCEEDED and step.worker:
             known = state.service_ms.get(step.job.model, 0.0)
             state.service_ms[step.job.model] = smoothed(known, (now_ns - step.placed_ns) / MS)
+        ordering.produced(state.ledger, step, event.usage.output_tokens)
+        if step.worker:
+            ordering.completed(state.ledger, step, now_ns - step.placed_ns)
         finish(state, step, now_ns)
     elif event.retryable or step.closed:
         step.attempt, step.failed_ns = event.attempt, now_ns
@@ -245,6 +254,7 @@ def _confirm(state: State, step: Step, worker: Worker, item: RunningStep, now_ns
     if step.worker != worker.id or step.attempt != item.attempt:
         return False
     step.seen_ns = now_ns
+    ordering.produced(state.ledger, step, item.output_tokens)
     step.produced = max(step.produced, item.output_tokens)
     if item.output_tokens:  # it has gone on: whoever had the step before has nothing of it any more, also where it could not say so
         step.held = WorkerId("")
@@ -266,6 +276,9 @@ def _enter_epoch(state: State, worker: Worker, epoch: int) -> None:
 
 def _on_reported(state: State, event: QueueReported, now_ns: int) -> None:
     state.reported_ns = now_ns
+    if event.order != state.ledger.order:
+        reorder(state, event.order)
+    promote(state, event.model)
 
 
 _HEARD = frozenset({StepRouted, PrefixMatched, AttemptEnded, CancelRequested, WorkerRegistered, WorkerGone, WorkerVanished, WorkerBeat})

@@ -327,7 +327,16 @@ MESSAGES: tuple[msgspec.Struct, ...] = (
     fleet.WorkerGone(**_about(14, "worker"), worker=WORKER, cell=CELL, epoch=1),
     fleet.WorkerVanished(**_about(26, "scheduler"), worker=WORKER, cell=CELL),
     fleet.QueueReported(
-        **_about(15, "scheduler"), cell=CELL, model=MODEL, depth=3, waiting_tokens=105, running=2, slots=64, workers=2, drain_ms=40
+        **_about(15, "scheduler"),
+        cell=CELL,
+        model=MODEL,
+        depth=3,
+        waiting_tokens=105,
+        running=2,
+        slots=64,
+        workers=2,
+        drain_ms=40,
+        order="plas",
     ),
     fleet.ScaleTargetSet(**_about(16, "autoscaler"), cell=CELL, pool="default", workers=3, why="3 steps wait for 40 ms"),
     kv.KvChanged(

@@ -116,6 +116,7 @@ class QueueReported(Message, frozen=True, kw_only=True, tag="queue.reported"):
     slots: int
     workers: int
     drain_ms: int = 0  # predicted time until a step that arrives now would start
+    order: str = "priority_fcfs"  # in which steps go (docs/policies.md)
 
 
 class ScaleTargetSet(Message, frozen=True, kw_only=True, tag="scale.target"):

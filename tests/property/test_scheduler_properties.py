@@ -1,18 +1,20 @@
 """What holds whatever the fleet does to the scheduler, in any order."""
 
 from collections import Counter
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.scheduler.config import Order, Placement
 from services.scheduler.decide import MACHINE
 from shared.contracts.envelope import Message, Tick
 from shared.contracts.fleet import WorkerState
 from shared.contracts.outcomes import Problem, Reason, Status
 from shared.contracts.output import Output
 from shared.contracts.steps import StepClosed, StepDispatched, StepRevoked, StepRouted
+from shared.core.machine import step as decide_again
 from tests.scheduler_world import MODEL, MS, World, beat, cancel, ended, gone, matched, registered, routed
 
 STEPS = [f"s{number}" for number in range(12)]
@@ -34,13 +36,15 @@ commands = st.one_of(
     st.tuples(st.just("wait"), st.sampled_from([0.1, 1, 10, 300, 700, 2000, 6000])),
     st.tuples(st.just("reload")),
 )
+placements, orders = st.sampled_from(get_args(Placement)), st.sampled_from(get_args(Order))
 
 
 class Checked(World):
     """Watches every input and output of a scheduler."""
 
-    def __init__(self) -> None:
-        super().__init__(queue_max=QUEUE_MAX, attempts_max=3)
+    def __init__(self, **config: Any) -> None:
+        super().__init__(queue_max=QUEUE_MAX, attempts_max=3, **config)
+        self.taken: list[tuple[Message, int, Any, list[Message]]] = []
         self.dispatched: list[StepDispatched] = []
         self.closings: Counter[str] = Counter()
         self.endings: Counter[str] = Counter()
@@ -50,6 +54,7 @@ class Checked(World):
     def take(self, event: Message) -> list[Message]:
         before = {model: len(queue.keys) for model, queue in self.state.queues.items()}
         outputs = super().take(event)
+        self.taken.append((event, self.now_ns, self.config, outputs))
         for output in outputs:
             self._watch(output)
         check_state(self)
@@ -78,7 +83,9 @@ class Checked(World):
         getattr(self, f"do_{command[0]}")(*command[1:])
 
     def do_route(self, step: str, priority: int, deadline: int, prompt: int) -> None:
-        self.take(routed(step, priority=priority, prompt=prompt, deadline_ns=self.now_ns + (1 + deadline) * 500 * MS))
+        number, deadline_ns = STEPS.index(step), self.now_ns + (1 + deadline) * 500 * MS
+        about = {"tenant": f"t{number % 3}", "workflow": f"w{number % 4}" if number % 5 else ""}
+        self.take(routed(step, priority=priority, prompt=prompt, deadline_ns=deadline_ns, **about))
 
     def do_end(self, index: int, status: Status, retryable: bool) -> None:
         if self.dispatched:
@@ -119,15 +126,20 @@ class Checked(World):
     def do_wait(self, ms: float) -> None:
         self.wait(ms)
 
+    def do_configure(self, placement: str, order: str) -> None:
+        """A scheduler is started with other settings, and goes on from the state that it finds."""
+        self.config = msgspec.structs.replace(self.config, placement=placement, order=order)
+        self.do_reload()
+
     def do_reload(self) -> None:
         """A restarted scheduler decides as the one before would have."""
         copy = msgspec.json.decode(msgspec.json.encode(self.state), type=MACHINE.state)
         assert copy == self.state
         assert MACHINE.wake_ns(copy, self.config) == MACHINE.wake_ns(self.state, self.config)
-        later = self.now_ns + 400 * MS
-        MACHINE.apply(copy, Tick(), later)
-        MACHINE.apply(self.state, Tick(), later)
-        assert MACHINE.decide(copy, Tick(), later, self.config) == MACHINE.decide(self.state, Tick(), later, self.config)
+        self.now_ns += 400 * MS
+        outputs = self.take(Tick())
+        assert decide_again(MACHINE, copy, Tick(), self.now_ns, self.config) == outputs
+        assert copy == self.state
         self.state = copy
 
 
@@ -152,12 +164,12 @@ def check_state(world: Checked) -> None:
     assert all(state.steps[step].revoked for step in state.revoked)
     assert {deadline for _, deadline in state.deadlines} >= {step.id for step in state.steps.values() if not step.revoked}
     assert not any(step in state.recent for step in state.steps)
+    if state.ledger.order == "vtc":
+        waiting_of = Counter(step.tenant for step in state.steps.values() if step.queued)
+        assert {name: known.waiting for name, known in state.ledger.tenants.items() if known.waiting} == waiting_of
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.lists(commands, max_size=80))
-def test_every_step_ends_once_and_the_books_balance(script: list[tuple[Any, ...]]) -> None:
-    world = Checked()
+def follow(world: Checked, script: list[tuple[Any, ...]]) -> None:
     for worker in WORKERS[:2]:
         world.do_register(worker, 0, 2, 40)
         world.do_beat(worker, True, 0, WorkerState.READY)
@@ -171,3 +183,22 @@ def test_every_step_ends_once_and_the_books_balance(script: list[tuple[Any, ...]
     assert all(count == 1 for count in world.closings.values())
     routed_steps = {command[1] for command in script if command[0] == "route"}
     assert routed_steps <= world.over
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(commands, max_size=80))
+def test_every_step_ends_once_and_the_books_balance(script: list[tuple[Any, ...]]) -> None:
+    follow(Checked(), script)
+
+
+@settings(max_examples=300, deadline=None)
+@given(placements, orders, st.lists(commands | st.tuples(st.just("configure"), placements, orders), max_size=60))
+def test_so_it_is_with_every_placement_and_order_and_a_replay_decides_the_same(
+    placement: str, order: str, script: list[tuple[Any, ...]]
+) -> None:
+    world = Checked(placement=placement, order=order)
+    state = MACHINE.start(world.config)
+    follow(world, script)
+    for event, now_ns, config, outputs in world.taken:
+        assert decide_again(MACHINE, state, event, now_ns, config) == outputs
+    assert state == world.state
