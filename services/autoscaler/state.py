@@ -23,6 +23,8 @@ class Member(msgspec.Struct):
     slots: int
     slots_used: int = 0
     heard_ns: int = 0
+    blocks: int = 0  # of KV
+    blocks_used: int = 0
 
 
 class Queue(msgspec.Struct):
@@ -38,6 +40,7 @@ class Target(msgspec.Struct):
     workers: int
     changed_ns: int
     told_ns: int
+    grown_ns: int = 0  # when it was last raised; 0: never
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True):
@@ -49,6 +52,8 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
     slots: int
     slots_used: int
     depth: int
+    blocks: int = 0  # of KV, of those that are ready
+    blocks_used: int = 0
 
 
 class State(msgspec.Struct):
@@ -79,7 +84,8 @@ def apply(state: State, event: Message, now_ns: int) -> None:
     elif isinstance(event, ScaleTargetSet):
         known = state.targets.get(event.pool)
         changed = now_ns if known is None or known.workers != event.workers else known.changed_ns
-        state.targets[event.pool] = Target(event.workers, changed, now_ns)
+        grown = now_ns if known is not None and event.workers > known.workers else known.grown_ns if known is not None else 0
+        state.targets[event.pool] = Target(event.workers, changed, now_ns, grown)
     elif isinstance(event, Tick):
         _forget(state, now_ns)
         _sample(state, now_ns)
@@ -93,8 +99,10 @@ def _register(state: State, event: WorkerRegistered, now_ns: int) -> None:
         or (known is not None and event.epoch < known.epoch)
     ):
         return
-    used = known.slots_used if known is not None and event.epoch == known.epoch else 0
-    state.workers[event.worker] = Member(event.pool, event.card.name, event.epoch, event.state, event.capacity.slots, used, now_ns)
+    member = Member(event.pool, event.card.name, event.epoch, event.state, event.capacity.slots, 0, now_ns, event.capacity.blocks)
+    if known is not None and event.epoch == known.epoch:
+        member.slots_used, member.blocks_used = known.slots_used, known.blocks_used
+    state.workers[event.worker] = member
 
 
 def _beat(state: State, beat: WorkerBeat, now_ns: int) -> None:
@@ -102,6 +110,7 @@ def _beat(state: State, beat: WorkerBeat, now_ns: int) -> None:
     if member is not None and beat.epoch >= member.epoch:
         member.epoch, member.state = beat.epoch, beat.state
         member.slots_used, member.heard_ns = beat.slots_used + beat.waiting, now_ns
+        member.blocks_used = beat.blocks_used
 
 
 def _forget(state: State, now_ns: int) -> None:
@@ -133,4 +142,6 @@ def _load(state: State, pool: str, now_ns: int) -> Sample:
         slots=sum(member.slots for member in ready),
         slots_used=sum(member.slots_used for member in ready),
         depth=sum(fresh),
+        blocks=sum(member.blocks for member in ready),
+        blocks_used=sum(member.blocks_used for member in ready),
     )

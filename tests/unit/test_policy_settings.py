@@ -4,6 +4,7 @@ from typing import Any, get_args
 
 import pytest
 
+from services.autoscaler.config import AutoscalerConfig, Policy
 from services.scheduler.config import Order, Placement, SchedulerConfig
 from shared.runtime.config import ConfigError, load
 
@@ -28,3 +29,11 @@ def test_constants_of_a_policy_are_set_by_its_name_and_checked() -> None:
     assert (config.smg.cache_threshold, config.smg.balance_abs_threshold, config.llm_d.queue_weight) == (0.5, 64, 0)
     assert "cache_threshold" in refused(SchedulerConfig, "scheduler", "smg.cache_treshold=0.5")
     assert "cache_threshold" in refused(SchedulerConfig, "scheduler", "smg.cache_threshold=1.5")
+
+
+def test_an_unknown_policy_of_a_pool_is_refused_with_all_that_there_are() -> None:
+    message = refused(AutoscalerConfig, "autoscaler", "pools.default.policy=best")
+    assert all(name in message for name in get_args(Policy))
+    for name in get_args(Policy):
+        config = load(AutoscalerConfig, "autoscaler", overrides=[f"pools.default.policy={name}", "pools.default.knative.panic_threshold=3"])
+        assert (config.pools["default"].policy, config.pools["default"].knative.panic_threshold) == (name, 3.0)
