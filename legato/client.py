@@ -10,7 +10,7 @@ from typing import Self, TypeVar, Unpack
 import msgspec
 
 from legato.outcome import Failed, Gathering, NotEnded, Result
-from legato.request import StepRequest, checked_id, choice_request, encoded, refusal, to_submission
+from legato.request import StepRequest, check_number, checked_id, choice_request, encoded, to_submission
 from legato.served import Served, read_served
 from legato.workflow import Workflow, in_client_words
 from shared.contracts import subjects
@@ -33,7 +33,6 @@ log = logging.getLogger(__name__)
 
 AnswerT = TypeVar("AnswerT", bound=msgspec.Struct)
 SILENCE_MAX_S = 3_600.0  # of a step whose own limit is not known here: the longest that admission grants by default
-CHOICES_MAX = 128
 GRACE_S = 10.0  # of silence, behind a step's own time limit
 
 
@@ -133,8 +132,7 @@ class Client:
         """`n` answers to one request, from 1 to CHOICES_MAX. Each is a step of its own: the first is the request itself, the others have
         ids, names and seeds that follow from its own. The first that does not succeed, be it cancelled, cancels the others. Raises Refused,
         Failed."""
-        if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= CHOICES_MAX:
-            raise refusal(f"n is a number from 1 to {CHOICES_MAX}, not {n!r}", "n")
+        check_number(n)
         steps: list[Step] = []
         try:
             for index in range(n):

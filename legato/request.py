@@ -52,6 +52,7 @@ class StepRequest(TypedDict, total=False):
     ebnf: str
 
 
+CHOICES_MAX = 128
 NOT_SENT = ("step_id", "trace")
 
 
@@ -71,6 +72,12 @@ def to_submission(request: StepRequest, key: str) -> Submission:
         message, _, path = str(error).partition(" - at `$.")
         param = path.rstrip("`").removeprefix("sampling.")
         raise refusal(f"{param}: {message[0].lower()}{message[1:]}" if param else message, param) from error
+
+
+def check_number(n: int) -> None:
+    """Of choices. Raises Refused for one that cannot be."""
+    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= CHOICES_MAX:
+        raise refusal(f"n is a number from 1 to {CHOICES_MAX}, not {n!r}", "n")
 
 
 def choice_request(request: StepRequest, index: int) -> StepRequest:

@@ -11,6 +11,7 @@ was asked is compared: the same name with another input is an error, not another
 is asked for again. Values that `record` keeps lie in the log under their names, where the first one stays.
 """
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -20,12 +21,13 @@ from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 import msgspec
 
 from legato.outcome import NotEnded, Refused, Result, StepError
-from legato.request import StepRequest, to_submission
+from legato.request import StepRequest, check_number, choice_request, to_submission
 from shared.contracts.ids import StepId
 from shared.contracts.outcomes import Reason, Status
 from shared.contracts.steps import StepState
 from shared.contracts.workflows import WorkflowOpened, WorkflowRecord
 from shared.core.inputs import name_token
+from shared.core.several import choice_key
 from shared.core.workflows import InputChanged, RecordAway, Unfit, WorkflowError, checked_name
 from shared.runtime.workflow_run import WorkflowRun
 
@@ -85,6 +87,21 @@ class Workflow:
             return await step.result()
         finally:
             await step.close()
+
+    async def choices(self, name: str, n: int, **request: Unpack[StepRequest]) -> list[Result]:
+        """`n` answers to one request, from 1 to CHOICES_MAX: steps of their own, called `name`, `name#1`, `name#2`, …, with seeds that
+        follow from the request's, as over HTTP. A later run may ask for more or fewer: those that are recorded stay. Where one fails the
+        others go on, and who asks again finds them. Raises what `step` raises, of the first that failed; Refused for an `n` that cannot
+        be."""
+        check_number(n)
+        with in_client_words():
+            checked_name(choice_key(name, n - 1))  # the longest: before any of them begins
+        try:
+            async with asyncio.TaskGroup() as group:
+                reading = [group.create_task(self.step(choice_key(name, index), **choice_request(request, index))) for index in range(n)]
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return [task.result() for task in reading]
 
     async def stream(self, name: str, **request: Unpack[StepRequest]) -> AsyncGenerator[str, None]:
         """The step's text as it comes, from its beginning. Leaving early cancels nothing: the next run joins it."""

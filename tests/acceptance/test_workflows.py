@@ -11,8 +11,10 @@ import pytest
 
 from legato import Client, InputChanged, Refused, WorkflowError
 from legato.fleet import Fleet
+from legato.request import StepRequest
 from shared.contracts import subjects
 from shared.contracts.ids import WorkflowId
+from shared.contracts.outcomes import Status
 from shared.contracts.steps import StepState
 from shared.contracts.streams import STEPS, TURNS
 from shared.contracts.workflows import WorkflowList, WorkflowRecord, WorkflowState
@@ -90,6 +92,36 @@ async def test_a_step_is_answered_once_however_often_it_is_asked_for(client: Cli
     assert (record.step_count, record.state, record.kind) == (1, WorkflowState.OPEN, "test")
     async with client.workflow("test", id=workflow.id) as again:
         assert (await again.step("a", prompt="Hello", **ASKED)).tokens == first.tokens
+
+
+async def test_choices_are_named_steps_and_a_later_run_may_ask_for_more(client: Client) -> None:
+    asked: StepRequest = {**ASKED, "prompt": "Hello", "seed": 3}
+    async with client.workflow("test", id=new_workflow()) as workflow:
+        two = await workflow.choices("a", 2, **asked)
+        assert two[0].tokens != two[1].tokens
+        assert (await workflow.step("a", **asked)).id == two[0].id, "the first is the request itself"
+    async with client.workflow("test", id=workflow.id) as again:
+        three = await again.choices("a", 3, **asked)
+        assert [each.id for each in three[:2]] == [each.id for each in two]
+        with pytest.raises(InputChanged, match="prompt"):
+            await again.choices("a", 2, **{**asked, "prompt": "Bye"})
+        with pytest.raises(Refused, match="256 characters"):
+            await again.choices("a" * 255, 2, **asked)
+        with pytest.raises(Refused, match="from 1 to 128"):
+            await again.choices("b", 0, **asked)
+    record = await recorded(client, workflow.id, 3)
+    assert sorted(each.name for each in record.steps) == ["a", "a#1", "a#2"]
+
+
+async def test_where_one_choice_is_refused_the_others_are_found_again(client: Client) -> None:
+    """A name that is taken by another input stands for whatever fails one of them."""
+    asked: StepRequest = {**ASKED, "prompt": "Hello", "seed": 3}
+    async with client.workflow("test", id=new_workflow()) as workflow:
+        await workflow.step("a#1", prompt="Something else", **ASKED)
+        with pytest.raises(InputChanged, match="a#1"):
+            await workflow.choices("a", 2, **asked)
+        assert (await workflow.choices("a", 1, **asked))[0].status is Status.SUCCEEDED
+    assert (await recorded(client, workflow.id, 2)).step_count == 2
 
 
 async def test_another_input_under_the_same_name_is_refused_and_the_difference_named(client: Client) -> None:
