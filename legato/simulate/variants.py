@@ -14,6 +14,7 @@ from shared.core.errors import LegatoError
 from shared.core.eviction import Eviction
 from shared.core.shipped_laws import law_called
 from shared.runtime.config import ConfigError, checked, load
+from shared.sim.workloads import KINDS
 
 EVICTIONS = get_args(Eviction)
 _NEXT = re.compile(r",(?=[a-z_]+\.[a-z_])")  # between the settings of a policy that is said on the command line
@@ -82,6 +83,11 @@ def _check(scenario: Scenario, policy: str, origin: str) -> None:
             raise ConfigError(f"{where}.law: {error}") from error
         if pool.eviction not in EVICTIONS:
             refuse(where, f"eviction {pool.eviction}", pool.eviction, EVICTIONS)
+    for index, each in enumerate(scenario.workload):
+        where = f"{origin}: workload.{index}"
+        if each.kind not in KINDS:
+            refuse(where, f"kind {each.kind}", each.kind, KINDS)
+        checked(KINDS[each.kind].settings, each.settings, f"{where}.with")
     pools = {f"autoscaler.pools.{name}.{key}": value for name, pool in scenario.pools.items() for key, value in pool.autoscaler.items()}
     _check_settings({**pools, **scenario.services, **scenario.policies[policy]}, origin)
 
