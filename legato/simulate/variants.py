@@ -1,19 +1,19 @@
 """A scenario file made into one checked scenario for each of its policies."""
 
 import copy
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from legato.machines import DECIDERS, machine_of
+from legato.machines import DECIDERS
 from legato.simulate.loading import DEFAULT, Document, flat, refuse, set_key, value_of
 from legato.simulate.scenario import Pool, Scenario
+from legato.simulate.settings import configs
 from shared.contracts.ids import is_subject_token
 from shared.core.errors import LegatoError
 from shared.core.eviction import Eviction
 from shared.core.shipped_laws import law_called
-from shared.runtime.config import ConfigError, checked, load
+from shared.runtime.config import ConfigError, checked
 from shared.sim.workloads import KINDS
 
 EVICTIONS = get_args(Eviction)
@@ -88,22 +88,4 @@ def _check(scenario: Scenario, policy: str, origin: str) -> None:
         if each.kind not in KINDS:
             refuse(where, f"kind {each.kind}", each.kind, KINDS)
         checked(KINDS[each.kind].settings, each.settings, f"{where}.with")
-    pools = {f"autoscaler.pools.{name}.{key}": value for name, pool in scenario.pools.items() for key, value in pool.autoscaler.items()}
-    _check_settings({**pools, **scenario.services, **scenario.policies[policy]}, origin)
-
-
-def _check_settings(settings: Mapping[str, Any], origin: str) -> None:
-    """Raises ConfigError unless each is a setting of a service that is simulated, and all of a service fit together."""
-    by_service: dict[str, list[str]] = {}
-    for key, value in settings.items():
-        service, dot, setting = key.partition(".")
-        if service not in DECIDERS:
-            refuse(origin, f"service in {key}", service, DECIDERS)
-        if not dot:
-            raise ConfigError(f"{origin}: {key} should be {key}.SETTING")
-        by_service.setdefault(service, []).append(f"{setting}={value if isinstance(value, str) else json.dumps(value)}")
-    for service, overrides in by_service.items():
-        try:
-            load(machine_of(service).config, service, overrides=overrides)
-        except ConfigError as error:
-            raise ConfigError(f"{origin}: {str(error).removeprefix('--set ')}") from error
+    configs(scenario, policy, origin)

@@ -11,13 +11,14 @@ from random import Random
 
 import msgspec
 
+from legato.machines import machine_of
 from legato.simulate.bus import Bus, Service
 from legato.simulate.clients import Clients, key_of
 from legato.simulate.fleet import Crew
 from legato.simulate.record import Record
 from legato.simulate.sampler import Sampler
 from legato.simulate.scenario import Scenario
-from legato.simulate.settings import MACHINES, configs
+from legato.simulate.settings import configs
 from services.admission.config import AdmissionConfig, Terms
 from services.kv_registry.paths import Paths, learn, shortened
 from services.kv_registry.state import PromptSeen
@@ -50,7 +51,7 @@ class _World:
         model = next(iter(scenario.pools.values())).model
         self._clients = Clients(self._bus, self._measured, Random(f"clients {seed}"), (model, scenario.block_tokens, counted_ns))
         self._clients.tenants = self._welcome
-        self._services = {name: Service(self._bus, MACHINES[name], config) for name, config in configs(scenario, policy).items()}
+        self._services = {name: Service(self._bus, machine_of(name), config) for name, config in configs(scenario, policy).items()}
         self._crew = Crew(self._bus, scenario, self._clients.steps, Random(f"fleet {seed}"))
         self._record = Record(self._bus, scenario.network.commit_ms, lambda settled: None)
         self._bus.watch(Output, self._output)
