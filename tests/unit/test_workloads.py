@@ -150,7 +150,7 @@ def test_an_autonomous_agent_sums_up_what_it_has_when_its_context_is_full() -> N
 
 
 def test_autonomous_agents_have_the_documented_number_of_calls() -> None:
-    settings = {"result": {"median": 1}, "output": {"median": 1}, "context_max": 40_000}
+    settings = {"result": {"median": 5_000}, "context_max": 40_000}  # short prompts, for a short test
     programs = [made("autonomous", 1, seed=seed, calls_max=5_000, **settings)[0] for seed in range(30)]
     assert statistics.median(len(program.calls) for program in programs) == pytest.approx(1_000, rel=0.25)
     assert Autonomous().calls.mean == pytest.approx(1_180, rel=0.02)

@@ -12,7 +12,7 @@ from shared.sim.workloads.source import Source, generated
 
 class Autonomous(Agent, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """22 long sessions of Claude Code had 273 to 1,992 calls, 795 in the mean (novita/agentic_code_dataset_22, 2025); here 1,000 in the
-    middle and 1,180 in the mean, at most `calls_max`. A program is in memory as a whole: some 50 bytes for each text of each prompt."""
+    middle and 1,180 in the mean, at most `calls_max`. A program is in memory as a whole: 1 or 2 MB for a thousand calls."""
 
     calls: Lognormal = Lognormal(median=1_000, sigma=0.6, min=2)
     calls_max: Count = 5_000

@@ -29,21 +29,19 @@ def programs(settings: Dag, source: Source) -> Iterator[Program]:
 
     def calls(tenant: Tenant, random: Random) -> list[Call]:
         system = source.system(tenant, 1, settings.system_tokens, random)
-        plan = Conversation(source, system, "plan")
-        plan.say(settings.task.tokens(random))
+        plan = Conversation(source, (*system, source.fresh(settings.task.tokens(random))), "plan")
         made = [plan.ask(settings.output.tokens(random))]
-        for stage in range(random.randint(settings.stages.least, settings.stages.most)):
+        beginning = (*made[0].prompt, made[0].output)
+        for stage in range(1, random.randint(settings.stages.least, settings.stages.most) + 1):
             before, wait_s = made[-1], settings.tool_s.draw(random)
-            side_by_side: list[Call] = []
-            for part in range(random.randint(settings.width.least, settings.width.most)):
-                talk = Conversation(
-                    source, (*before.prompt, before.output) if not stage else (*system, before.output), f"s{stage + 1}p{part + 1}"
-                )
+            parts: list[Call] = []
+            for part in range(1, random.randint(settings.width.least, settings.width.most) + 1):
+                talk = Conversation(source, beginning, f"stage-{stage}-part-{part}")
                 talk.say(settings.part.tokens(random))
-                side_by_side.append(talk.ask(settings.output.tokens(random), wait_s, after=[before.key]))
-            join = Conversation(source, (*system, *(call.output for call in side_by_side)), f"s{stage + 1}join")
-            made += side_by_side
-            made.append(join.ask(settings.joined.tokens(random), after=[call.key for call in side_by_side]))
+                parts.append(talk.ask(settings.output.tokens(random), wait_s, after=[before.key]))
+            join = Conversation(source, (*system, *(part.output for part in parts)), f"stage-{stage}-join")
+            made += [*parts, join.ask(settings.joined.tokens(random), after=[part.key for part in parts])]
+            beginning = (*system, made[-1].output)
         return made
 
     return generated(settings, source, calls)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from shared.sim.programs import Call, Program, Segment
+from shared.sim.programs import Call, Program
 from shared.sim.workloads.chance import Random
 from shared.sim.workloads.conversation import Conversation
 from shared.sim.workloads.lengths import Lognormal
@@ -35,14 +35,15 @@ def programs(settings: Research, source: Source) -> Iterator[Program]:
         made: list[Call] = []
         lead = Conversation(source, source.system(tenant, 1, settings.system_tokens, random), "lead")
         lead.say(settings.question.tokens(random))
+        system = (source.shared(f"branch of {tenant.name}", settings.system_tokens),) if settings.system_tokens else ()
         ends: list[Call] = []
         for turn in range(random.randint(settings.rounds.least, settings.rounds.most)):
             made.append(plan := _joined(lead, ends, settings.plan.tokens(random)))
             ends = []
             for branch in range(random.randint(settings.branches.least, settings.branches.most)):
-                steps = _branch(settings, source, tenant, plan, random, f"round-{turn + 1}-branch-{branch + 1}")
-                made += steps
-                ends.append(steps[-1])
+                talk = Conversation(source, system, f"round-{turn + 1}-branch-{branch + 1}")
+                made += _branch(settings, talk, plan, random)
+                ends.append(made[-1])
         made.append(_joined(lead, ends, settings.report.tokens(random)))
         return made
 
@@ -55,17 +56,13 @@ def _joined(lead: Conversation, ends: list[Call], output_tokens: int) -> Call:
     return lead.ask(output_tokens, after=[end.key for end in ends])
 
 
-def _branch(settings: Research, source: Source, tenant: Tenant, plan: Call, random: Random, name: str) -> list[Call]:  # noqa: PLR0913
+def _branch(settings: Research, talk: Conversation, plan: Call, random: Random) -> list[Call]:
     """Steps of one branch: it is given a part of the plan, searches, and reports."""
-    system: tuple[Segment, ...] = ()
-    if settings.system_tokens:
-        system = (source.shared(f"branch {tenant.name}", settings.system_tokens),)
-    talk = Conversation(source, system, name)
     talk.say(settings.question.tokens(random))
-    steps = random.randint(settings.steps.least, settings.steps.most)
-    for step in range(steps):
-        output = settings.finding if step == steps - 1 else settings.query
-        if step:
+    last = random.randint(settings.steps.least, settings.steps.most)
+    for step in range(1, last + 1):
+        output = settings.finding if step == last else settings.query
+        if step > 1:
             talk.say(settings.found.tokens(random))
             talk.ask(output.tokens(random), settings.search_s.draw(random))
         else:
