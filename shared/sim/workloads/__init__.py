@@ -14,11 +14,12 @@ import msgspec
 
 from shared.core.errors import LegatoError
 from shared.sim.programs import Program
-from shared.sim.workloads import autonomous, azure, chat, copilot, dag, mooncake, research, single
+from shared.sim.workloads import aiperf, autonomous, azure, chat, claude_code, copilot, dag, miniswe, mooncake, research, servegen, single
 from shared.sim.workloads.settings import Clients
 from shared.sim.workloads.source import Source
+from shared.sim.workloads.spot import spot_capacity
 
-__all__ = ["kinds", "together", "workload"]
+__all__ = ["kinds", "spot_capacity", "together", "workload"]
 
 DATA = Path("../shared/data")  # the folder of public traces, from the project's root
 
@@ -37,6 +38,10 @@ KINDS = {
     "dag": Kind(dag.Dag, dag.programs),
     "mooncake": Kind(mooncake.Mooncake, mooncake.programs),
     "azure": Kind(azure.Azure, azure.programs),
+    "servegen": Kind(servegen.ServeGen, servegen.programs),
+    "claude-code": Kind(claude_code.ClaudeCode, claude_code.programs),
+    "miniswe": Kind(miniswe.MiniSwe, miniswe.programs),
+    "aiperf": Kind(aiperf.Aiperf, aiperf.programs),
 }
 
 

@@ -32,6 +32,14 @@ class Conversation:
             self._prompt.append(text)
             self.tokens += text.tokens
 
+    def keep(self, tokens: int) -> None:
+        """Forgets what is behind the first `tokens`."""
+        while self._prompt and self.tokens > tokens:
+            content, length = self._prompt.pop()
+            self.tokens -= length
+            if self.tokens < tokens:
+                self.quote([Segment(content, tokens - self.tokens)])
+
     def ask(self, output_tokens: int, wait_s: float = 0.0, after: Iterable[str] | None = None) -> Call:
         """The next call, `wait_s` after the one before or after those that are named. Its answer belongs to what comes next."""
         before = (self.calls[-1].key,) if self.calls else ()
