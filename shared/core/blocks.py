@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 
 class BlockHasher:
-    """The hashes of a token sequence that still grows."""
+    """The hashes of a token sequence that still grows. What an adapter computes of the same tokens is something else."""
 
-    def __init__(self, block_tokens: int) -> None:
+    def __init__(self, block_tokens: int, adapter: str = "") -> None:
         self.hashes: list[int] = []  # of each full block so far
         self._width = block_tokens * 4
-        self._digest = b""
+        self._digest = adapter.encode()
         self._rest = b""  # the incomplete last block, packed
 
     def extend(self, tokens: Sequence[int]) -> None:

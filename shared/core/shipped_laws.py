@@ -15,7 +15,7 @@ import msgspec
 from shared.core.engine_law import PRECISIONS, Efficiency, Front, Gpu, Layout, Precision, demand_of, kv_blocks, kv_bytes_per_token, law_of
 from shared.core.errors import LegatoError
 from shared.core.model_shape import ModelShape, shape_of
-from shared.core.step_law import PRESETS, StepLaw, preset
+from shared.core.step_law import LLAMA_8B_KV_BYTES, PRESETS, StepLaw, preset
 
 T = TypeVar("T")
 ENGINES = ("sglang", "vllm", "trtllm")  # the first that was measured on a GPU is meant where none is named
@@ -97,6 +97,13 @@ def named_engine(name: str) -> NamedEngine:
 def law_called(name: str) -> StepLaw:
     """The law of a preset or of a model on a GPU. Raises LegatoError, saying what there is."""
     return preset(name) if name in PRESETS else named_engine(name).law
+
+
+def kv_token_bytes(name: str) -> float:
+    """Bytes of KV that one GPU keeps per token of context, by the same names. Those of `instant` weigh nothing."""
+    if name in PRESETS:
+        return 0.0 if name == "instant" else LLAMA_8B_KV_BYTES
+    return named_engine(name).token_bytes
 
 
 def precision_of(name: str, shape: ModelShape) -> Precision:

@@ -79,6 +79,7 @@ def attended(tokens: int, context: int) -> int:
 
 
 INSTANT = StepLaw()
+LLAMA_8B_KV_BYTES = 2 * 32 * 8 * 128 * 2  # per token: keys and values of 32 layers with 8 heads of 128, in bf16
 
 
 def _llama_8b(peak_flops: float, memory_bandwidth: float) -> StepLaw:
@@ -88,7 +89,7 @@ def _llama_8b(peak_flops: float, memory_bandwidth: float) -> StepLaw:
         token_s=2 * 7.5e9 / products,  # all parameters but the input embedding
         weights_s=7.5e9 * 2 / bandwidth,
         pair_s=4 * 32 * 4096 / products,
-        context_s=2 * 32 * 8 * 128 * 2 / bandwidth,
+        context_s=LLAMA_8B_KV_BYTES / bandwidth,
         overhead_s=0.0005,
     )
 

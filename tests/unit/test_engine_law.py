@@ -4,7 +4,7 @@ import pytest
 
 from shared.core.engine_law import PRECISIONS, Efficiency, Layout, demand_of, kv_blocks, kv_bytes_per_token, law_of
 from shared.core.errors import LegatoError
-from shared.core.shipped_laws import ENGINES, fitted, gpus, law_called, models, named_engine, precision_of
+from shared.core.shipped_laws import ENGINES, fitted, gpus, kv_token_bytes, law_called, models, named_engine, precision_of
 from shared.core.step_law import PRESETS, decode_ns, prefill_ns
 
 LLAMA, DEEPSEEK = models()["llama-3.1-8b"].shape, models()["deepseek-v3"].shape
@@ -91,6 +91,17 @@ def test_every_gpu_has_constants_of_every_engine(gpu: str) -> None:
 def test_a_name_that_stands_for_nothing_is_refused_with_the_choices(name: str, said: str) -> None:
     with pytest.raises(LegatoError, match=said):
         law_called(name)
+
+
+def test_a_law_knows_what_a_token_of_context_weighs() -> None:
+    names = ("llama-3.1-8b@h100", "llama-3.1-8b@h100x2", "llama-3.1-8b@h100x16", "8b-h100", "instant")
+    assert [kv_token_bytes(name) for name in names] == [
+        131_072,
+        65_536,
+        16_384,
+        131_072,
+        0,
+    ]  # eight KV heads, one for each of at most 8 GPUs
 
 
 def test_a_named_engine_knows_its_kv_blocks() -> None:

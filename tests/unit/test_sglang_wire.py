@@ -82,6 +82,8 @@ def test_what_the_card_rules_out_never_reaches_the_engine() -> None:
     with pytest.raises(EngineError, match="regex") as refused:
         check(msgspec.structs.replace(REQUEST, sampling=Sampling(regex="a")), card)
     assert refused.value.reason is Reason.UNSUPPORTED
+    with pytest.raises(EngineError, match="adapters"):
+        check(msgspec.structs.replace(REQUEST, adapter="french"), card)
 
 
 def test_the_step_takes_its_trace_along() -> None:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
+import msgspec
 import pytest
 from tokenizers import Tokenizer
 
@@ -174,6 +175,54 @@ async def test_the_next_turn_is_found_in_the_cache_with_the_answer() -> None:
         turn = [*PROMPT, *answer, *b" and then?"]
         chunks = await chunks_of(engine, request("turn-2", tokens=turn))
     assert chunks[0].cached_tokens == (len(PROMPT) + 39) // 16 * 16
+
+
+SMALL = SimulatedConfig(law="instant", blocks=16, context_tokens=256)  # a prompt fills 5
+
+
+async def served_behind_others(config: SimulatedConfig, **fields: object) -> int:
+    """How many tokens of the prompt need no computing, when it comes again after three others."""
+    async with running(config) as engine:
+        await chunks_of(engine, request("first", max_tokens=3, **fields))
+        for number in range(3):
+            await chunks_of(engine, request(f"other-{number}", tokens=[number, *PROMPT], max_tokens=3))
+        return (await chunks_of(engine, request("again", max_tokens=3)))[0].cached_tokens
+
+
+@pytest.mark.parametrize(
+    ("config", "priority", "cached"),
+    [
+        (SMALL, 5, 0),
+        (msgspec.structs.replace(SMALL, eviction="priority"), 5, 80),
+        (msgspec.structs.replace(SMALL, host_blocks=4), 0, 64),
+    ],
+)
+async def test_what_is_found_again_depends_on_eviction_and_on_the_tier_in_the_host(
+    config: SimulatedConfig, priority: int, cached: int
+) -> None:
+    assert await served_behind_others(config, priority=priority) == cached
+
+
+def test_a_block_takes_its_bytes_over_the_link_to_come_back_from_the_host() -> None:
+    config = SimulatedConfig(law="llama-3.1-8b@h100", host_gb_per_s=50.0, adapter_mb=100.0).batching()
+    assert config.host_block_ns == pytest.approx(16 * 131_072 / 50, rel=1e-3)
+    assert config.adapter_load_ns == 2_000_000
+
+
+async def test_what_an_adapter_computed_is_no_use_to_another() -> None:
+    async with running(SimulatedConfig(law="instant", adapters_max=2)) as engine:
+        cached = [
+            (await chunks_of(engine, request(step, adapter=adapter)))[0].cached_tokens
+            for step, adapter in (("1", "a"), ("2", ""), ("3", "b"), ("4", "a"), ("5", ""))
+        ]
+    assert cached == [0, 0, 0, 80, 80]
+
+
+async def test_an_adapter_is_refused_where_there_is_no_place_for_any() -> None:
+    async with running() as engine:
+        error = await failure_of(engine, request(adapter="a"))
+    assert "adapters_max is 0" in str(error)
+    assert error.retryable
 
 
 async def test_cache_events_and_snapshot_name_the_blocks_of_prompt_and_output() -> None:

@@ -26,6 +26,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int  # of the whole output
     priority: int = 0
     trace: str = ""  # W3C traceparent of the step
+    adapter: str = ""  # a LoRA adapter of the model; no service names one yet
 
 
 class EngineChunk(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,6 +29,8 @@ def check(request: EngineRequest, card: ModelCard) -> None:
     tokens, resumed, stops = request.tokens, request.resumed, request.sampling.stop_token_ids
     if not tokens:
         raise EngineError("the prompt is empty", reason=Reason.INVALID, retryable=False)
+    if request.adapter:
+        raise EngineError(f"adapters are not loaded into SGLang yet, so not {request.adapter!r} either", retryable=False)
     for name, ids in (("prompt", tokens), ("resumed tokens", resumed), ("stop_token_ids", stops)):
         if ids and not (min(ids) >= 0 and max(ids) < card.vocab_size):
             message = f"{name}: token ids must be within 0 and {card.vocab_size - 1}"

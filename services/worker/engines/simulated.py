@@ -16,22 +16,23 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Hashable
 from hashlib import sha256
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from services.worker.engines import byte_tokenizer, prose
 from services.worker.engines.base import EngineChunk, EngineError, EngineLoad, EngineRequest, KvBatch
+from services.worker.engines.simulated_streams import Stream, take
 from shared.contracts.fleet import Capacity, ModelCard
 from shared.contracts.ids import ModelName, StepId
 from shared.contracts.kv import KvEvent
 from shared.contracts.outcomes import FinishReason, Reason
-from shared.contracts.output import TokenLogprob, TopLogprob
 from shared.contracts.steps import GRAMMARS
-from shared.core.batching import Batching, BatchingConfig, Refusal, Request, Step
-from shared.core.blocks import BlockHasher
+from shared.core.batching import Batching, BatchingConfig, Refusal, Step
 from shared.core.errors import LegatoError
-from shared.core.shipped_laws import law_called
+from shared.core.eviction import Eviction
+from shared.core.shipped_laws import kv_token_bytes, law_called
 from shared.core.step_law import decode_ns, prefill_ns
 
 LAG_MAX_S = 0.05  # an iteration that starts later than due, by more than this, does not catch up
@@ -52,6 +53,11 @@ class SimulatedConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     queue_max: int = 1024
     tokens_per_step: int = 2048
     context_tokens: int = 32768
+    eviction: Eviction = "lru"  # or "priority": blocks of lower priority go first
+    host_blocks: Annotated[int, Meta(ge=0)] = 0  # of a second cache tier in the host's memory
+    host_gb_per_s: Annotated[float, Meta(gt=0, le=10_000)] = 50.0  # from there to a GPU: PCIe 5.0 x16 (63) at 80%
+    adapters_max: Annotated[int, Meta(ge=0)] = 0  # LoRA adapters that are loaded at once
+    adapter_mb: Annotated[float, Meta(ge=0, le=1e6)] = 100.0  # of each, on one GPU
     kv_batches_max: int = 4096  # not yet read by the worker; older ones are dropped, a gap in seq shows it
     tool_parser: Literal["", "hermes", "llama3_json", "mistral"] = ""  # what its card says; its prose has no calls
     reasoning_parser: Literal["", "deepseek_r1", "qwen3"] = ""  # likewise
@@ -70,56 +76,12 @@ class SimulatedConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             slots=self.slots,
             queue_max=self.queue_max,
             tokens_per_step=self.tokens_per_step,
+            eviction=self.eviction,
+            host_blocks=self.host_blocks,
+            host_block_ns=round(kv_token_bytes(self.law) * self.block_tokens / self.host_gb_per_s),
+            adapters_max=self.adapters_max,
+            adapter_load_ns=round(self.adapter_mb * 1e6 / self.host_gb_per_s),
         )
-
-
-class _Stream:
-    """One attempt between the engine's loop and its consumer. No token waits in it: the text between two positions is known,
-    so a slow consumer costs nothing and later takes all at once.
-
-    It is also the attempt's chain of block hashes (kv_cache.Chain), prompt and output.
-    """
-
-    def __init__(self, request: EngineRequest, stop: int, ending: FinishReason, block_tokens: int) -> None:
-        self.offset = prose.offset_of(request.sampling.seed, request.tokens)
-        self.taken = self.produced = self.resumed = len(request.resumed)  # output tokens
-        self.ending = ending  # how it ends once `stop` tokens are produced
-        self.finish: FinishReason | None = None
-        self.error: EngineError | None = None
-        self.request = Request(
-            key=(request.step, request.attempt),
-            prompt_tokens=len(request.tokens) + len(request.resumed),
-            output_tokens=stop - len(request.resumed),
-            chain=self,
-            priority=request.priority,
-        )
-        self._hasher = BlockHasher(block_tokens)
-        self._hasher.extend(request.tokens)
-        self._hasher.extend(request.resumed)
-        self._hashed = self.resumed  # output tokens
-        self._block_tokens = block_tokens
-        self._news = False
-        self._waiter: asyncio.Future[None] | None = None
-
-    def wake(self) -> None:
-        """Something changed: let the consumer look."""
-        self._news = True
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def changed(self) -> None:
-        """Wait for `wake`, or return at once if it was called since the last time. An asyncio.Event at half the cost, for one waiter."""
-        if not self._news:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter  # without a timeout: whatever ends the engine's loop wakes every stream
-        self._news = False
-
-    def __getitem__(self, index: int, /) -> int:
-        while index >= len(self._hasher.hashes):
-            end = self._hashed + self._block_tokens
-            self._hasher.extend(prose.tokens_at(self.offset, self._hashed, end))
-            self._hashed = end
-        return self._hasher.hashes[index]
 
 
 class SimulatedEngine:
@@ -130,7 +92,7 @@ class SimulatedEngine:
         self._law = law_called(config.law)
         self._context_tokens = min(config.context_tokens, config.blocks * config.block_tokens)
         self._batching = Batching(config.batching(), self._law)
-        self._streams: dict[Hashable, _Stream] = {}
+        self._streams: dict[Hashable, Stream] = {}
         self._loop: asyncio.Task[None] | None = None
         self._work = asyncio.Event()  # something was submitted
         self._quiet = asyncio.Event()  # no attempt is here
@@ -166,12 +128,12 @@ class SimulatedEngine:
         if stop <= len(request.resumed):
             yield EngineChunk(tokens=[], finish=ending)
             return
-        stream = _Stream(request, stop, ending, self.config.block_tokens)
+        stream = Stream(request, stop, ending, self.config.block_tokens)
         self._submit(stream)
         try:
             while True:
                 await stream.changed()
-                chunk = _take(stream, request)
+                chunk = take(stream, request)
                 yield chunk
                 if chunk.finish is not None:
                     return
@@ -285,7 +247,7 @@ class SimulatedEngine:
         place = prose.first_of(sampling.stop_token_ids, prose.offset_of(sampling.seed, request.tokens), start, limit)
         return (limit, FinishReason.LENGTH) if place is None else (place + 1, FinishReason.STOP)
 
-    def _submit(self, stream: _Stream) -> None:
+    def _submit(self, stream: Stream) -> None:
         key = stream.request.key
         if key in self._streams:
             raise EngineError(f"attempt {key} runs here already", retryable=False)
@@ -294,11 +256,14 @@ class SimulatedEngine:
             raise EngineError("the engine's queue is full", reason=Reason.QUEUE_FULL, retryable=True)
         if refusal is Refusal.TOO_LONG:
             raise AssertionError("a context that was checked does not fit into the cache")
+        if refusal is Refusal.NO_ADAPTERS:
+            message = f"this engine loads no adapters, so not {stream.request.adapter!r} either: [simulated] adapters_max is 0"
+            raise EngineError(message, retryable=True)
         self._streams[key] = stream
         self._quiet.clear()
         self._work.set()
 
-    def _forget(self, stream: _Stream) -> None:
+    def _forget(self, stream: Stream) -> None:
         self._batching.abort(stream.request)
         if self._streams.get(stream.request.key) is stream:
             del self._streams[stream.request.key]
@@ -348,30 +313,3 @@ class SimulatedEngine:
             prefill_tokens_per_s=config.tokens_per_step * 1e9 / prefill if prefill else 0.0,
             decode_tokens_per_s=1e9 / decode if decode else 0.0,
         )
-
-
-def _take(stream: _Stream, request: EngineRequest) -> EngineChunk:
-    """What was produced since the last time. Raises the stream's error."""
-    if stream.error is not None:
-        raise stream.error
-    start, stream.taken = stream.taken, stream.produced
-    tokens = prose.tokens_at(stream.offset, start, stream.taken)
-    top = request.sampling.logprobs
-    return EngineChunk(
-        tokens=tokens,
-        logprobs=[] if top is None else [_made_up_logprob(token, start + index, top) for index, token in enumerate(tokens)],
-        cached_tokens=max(stream.request.cached_tokens, 0),
-        finish=stream.finish,
-    )
-
-
-def _made_up_logprob(token: int, position: int, top: int) -> TokenLogprob:
-    """Deterministic, plausible and without meaning: the chosen token is always the likeliest."""
-    logprob = -((token * 31 + position * 17) % 64) / 64
-    others = [(token + step) % 256 for step in range(top)]
-    return TokenLogprob(
-        token=token,
-        text="",
-        logprob=logprob,
-        top=[TopLogprob(token=other, text="", logprob=logprob - rank) for rank, other in enumerate(others)],
-    )
