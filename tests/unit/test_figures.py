@@ -1,6 +1,7 @@
 """Figures of a run, by hand."""
 
 import math
+from pathlib import Path
 
 import pytest
 
@@ -145,3 +146,9 @@ def test_series_and_curves_are_there_to_be_drawn() -> None:
     assert made.step_s == 5.0
     assert len(made.curves["ttft"]) == len(QUANTILES)
     assert (made.curves["ttft"][0], made.curves["ttft"][-1]) == (1.0, 2.0)
+
+
+def test_the_document_says_what_each_figure_is() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "scenarios.md").read_text()
+    for figure in FIGURES:
+        assert f"| `{figure.name}` | {figure.unit} | {figure.better or '-'} | {figure.about} |" in text
