@@ -11,15 +11,18 @@ from rich.console import Console
 from bench.chaos.report import show
 from bench.chaos.run import Storm, chaos
 
+# Workers, streams, readers by HTTP and programs at a time: what each engine can bear.
+DEFAULTS = {"simulated": (4, 100, 8, 12), "sglang": (2, 4, 1, 1), "mixed": (3, 24, 4, 4)}
+
 
 def main() -> int:
     """The exit status: 0 when nothing was lost, repeated, different or left behind; else 1, and the seed that brings the storm back."""
     parser = argparse.ArgumentParser(prog="make chaos", description="A storm of signals on a whole fleet while streams and workflows run.")
     parser.add_argument("--seed", type=int, help="which storm (default: another one each time)")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long blows fall (default: 60)")
-    parser.add_argument("--engine", choices=("simulated", "sglang"), default="simulated")
-    parser.add_argument("--workers", type=int, help="default: 4, with SGLang 2")
-    parser.add_argument("--streams", type=int, help="at a time (default: 100, with SGLang 4)")
+    parser.add_argument("--engine", choices=("simulated", "sglang", "mixed"), default="simulated")
+    parser.add_argument("--workers", type=int, help="default: 4, with SGLang 2; mixed: 3, and 2 with SGLang beside them")
+    parser.add_argument("--streams", type=int, help="at a time (default: 100, with SGLang 4; mixed: 24, and 4 of SGLang)")
     parser.add_argument("--logs", default="", metavar="DIR", help="copy the logs of all processes there")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
     given = parser.parse_args()
@@ -45,15 +48,15 @@ def main() -> int:
 def chosen(given: argparse.Namespace) -> Storm:
     """With defaults that the engine can bear."""
     seed = random.SystemRandom().randrange(10**6) if given.seed is None else given.seed
-    few = given.engine == "sglang"
+    workers, streams, http, programs = DEFAULTS[given.engine]
     return Storm(
         seed=seed,
         seconds=given.seconds,
         engine=given.engine,
-        workers=given.workers or (2 if few else 4),
-        streams=given.streams or (4 if few else 100),
-        http=1 if few else 8,
-        programs=1 if few else 12,
+        workers=given.workers or workers,
+        streams=given.streams or streams,
+        http=http,
+        programs=programs,
         logs=given.logs,
     )
 

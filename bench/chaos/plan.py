@@ -2,7 +2,7 @@
 
 Rule: all (victim, way) pairs are shuffled like cards and played one after the other, so that every pair comes before any comes again. Every
 second blow falls on a worker or its engine, where one may be struck. Times between blows are exponential. A victim has `REST_S` between two
-blows, and one worker is always left alone: what the plan does not spare is the machine that all run on.
+blows, and one worker of each engine is always left alone: what the plan does not spare is the machine that all run on.
 """
 
 import random
@@ -44,22 +44,22 @@ class Blow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Victims(msgspec.Struct, frozen=True, kw_only=True):
-    """Names of processes. `engines`: whether workers have an engine process of their own."""
+    """Names of processes. `engines`: those of the workers that have an engine process of their own."""
 
     workers: Sequence[str]
     others: Sequence[str]
-    engines: bool = False
+    engines: Sequence[str] = ()
 
 
 def plan(seed: int, seconds: float, victims: Victims) -> list[Blow]:
     """The blows of a storm of that length, in order. The same for the same arguments, always."""
     draw = random.Random(seed)
-    targets = [(worker, False) for worker in victims.workers] + [(worker, True) for worker in victims.workers if victims.engines]
+    targets = [(worker, False) for worker in victims.workers] + [(worker, True) for worker in victims.engines]
     decks = (_Deck(draw, targets), _Deck(draw, [(name, False) for name in victims.others]))
     blows: list[Blow] = []
     at_s = BEGIN_S
     while at_s < seconds:
-        spared = _spared(blows, at_s, len(victims.workers))
+        spared = _spared(blows, at_s, victims)
         turn = len(blows) % 2
         card = decks[turn].play(spared) or decks[1 - turn].play(spared)
         if card is not None:
@@ -70,13 +70,13 @@ def plan(seed: int, seconds: float, victims: Victims) -> list[Blow]:
     return blows
 
 
-def _spared(blows: Sequence[Blow], at_s: float, workers: int) -> Callable[[str], bool]:
-    """Who must not be struck now: who rests, and the last worker."""
+def _spared(blows: Sequence[Blow], at_s: float, victims: Victims) -> Callable[[str], bool]:
+    """Who must not be struck now: who rests, and the last worker of an engine."""
     resting = {blow.victim for blow in blows if blow.end_s + REST_S > at_s}
-    struck = sum(name.startswith("worker-") for name in resting)
+    kinds = [set(victims.engines), set(victims.workers) - set(victims.engines)]
 
     def spared(name: str) -> bool:
-        return name in resting or (name.startswith("worker-") and struck + 1 >= max(workers, 2))
+        return name in resting or any(name in kind and len(kind & resting) + 1 >= max(len(kind), 2) for kind in kinds)
 
     return spared
 

@@ -9,7 +9,6 @@ import msgspec
 from bench.chaos.asks import Ask
 from bench.chaos.readers import Fault, Wrong
 from legato import Client, StepError, WorkflowError
-from legato.request import StepRequest
 from shared.contracts.outcomes import Status
 from shared.core.errors import LegatoError
 
@@ -78,7 +77,7 @@ async def _run(url: str, program: Program) -> None:
     acts = _Acts(program)
     async with Client(url, name=program.id) as client, client.workflow(KIND, id=program.id, steps_planned=program.steps) as workflow:
         for number, (plan, write) in enumerate(program.rounds):
-            result = await workflow.step(f"plan {number}", **_request(plan))
+            result = await workflow.step(f"plan {number}", **plan.request)
             if (result.tokens, result.text, result.status) != (plan.expected, plan.text, Status.SUCCEEDED):
                 program.wrong(Wrong.DIFFERENT, f"step 'plan {number}' gave {len(result.tokens)} tokens that are not the answer")
             acts.another()
@@ -92,7 +91,7 @@ async def _run(url: str, program: Program) -> None:
             if program.values.setdefault(name, value) != value:
                 program.wrong(Wrong.DIFFERENT, f"value {name!r} was {program.values[name]!r} and is {value!r}")
             text = ""
-            async with aclosing(workflow.stream(f"write {number}", **_request(write))) as pieces:
+            async with aclosing(workflow.stream(f"write {number}", **write.request)) as pieces:
                 async for piece in pieces:
                     if not text:
                         acts.another()
@@ -102,7 +101,3 @@ async def _run(url: str, program: Program) -> None:
             acts.another()
         await workflow.complete(score=1.0)
     program.done = True
-
-
-def _request(ask: Ask) -> StepRequest:
-    return {"model": ask.model, "prompt": ask.prompt, "max_tokens": ask.max_tokens, "temperature": 0}

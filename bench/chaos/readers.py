@@ -2,15 +2,16 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 
 import aiohttp
 import msgspec
 
 from bench.chaos.asks import Ask
-from legato import Client
+from legato import Client, StepError
 from legato.client import Step
+from legato.request import StepRequest
 from shared.contracts.ids import StepId
 from shared.contracts.outcomes import Status
 from shared.contracts.output import Output
@@ -52,6 +53,7 @@ class Reading(msgspec.Struct):
 
     step: StepId
     ask: Ask
+    choice: bool = False  # one of those that a request asked for; "" is its step until it is known
     accepted: bool = False
     ended: bool = False
     heard: list[Heard] = []
@@ -79,16 +81,23 @@ class Reading(msgspec.Struct):
         elif self.tokens != self.ask.expected or self.text != self.ask.text:
             self.wrong(Wrong.DIFFERENT, f"ended with {len(self.tokens)} tokens and {len(self.text)} characters that are not the answer")
 
+    def take(self, step: StepId, tokens: list[int], text: str) -> None:
+        """Compare an answer that came whole."""
+        self.step, self.tokens, self.text = step, tokens, text
+        self.accepted = self.ended = True
+        if (tokens, text) != (self.ask.expected, self.ask.text):
+            self.wrong(Wrong.DIFFERENT, f"{len(tokens)} tokens and {len(text)} characters came that are not the answer")
+
     def wrong(self, wrong: Wrong, detail: str) -> None:
         self.faults.append(Fault(wrong, self.step, detail))
 
 
 async def read_by_nats(client: Client, reading: Reading) -> None:
     """Submit, again until it is stored, and read to the end."""
-    ask = reading.ask
+    asked: StepRequest = {**reading.ask.request, "step_id": reading.step}
     while True:
         try:
-            step = await client.submit(step_id=reading.step, model=ask.model, prompt=ask.prompt, max_tokens=ask.max_tokens, temperature=0)
+            step = await client.submit(**asked)
         except LegatoError:  # not stored, or nobody said so: the same id again is the same step
             await asyncio.sleep(AGAIN_S)
         else:
@@ -108,8 +117,25 @@ async def read_step(step: Step, reading: Reading) -> None:
         await step.close()
 
 
+async def read_choices(client: Client, readings: Sequence[Reading]) -> None:
+    """All choices of one request, again until all have come: with new ids each time, because a try that fails cancels its steps."""
+    while True:
+        try:
+            results = await client.choices(len(readings), **readings[0].ask.request)
+        except OutputError as error:
+            return readings[0].wrong(Wrong.GAP, str(error))
+        except StepError as error:
+            return readings[0].wrong(Wrong.LOST, f"a choice ended as {error.result.status}: {error.problem}")
+        except LegatoError:  # not stored, or nobody said so
+            await asyncio.sleep(AGAIN_S)
+        else:
+            break
+    for reading, result in zip(readings, results, strict=True):
+        reading.take(result.id, result.tokens, result.text)
+
+
 class HttpCounts(msgspec.Struct):
-    """What became of HTTP requests. A gateway that dies takes its connections with it; the steps go on."""
+    """What became of answers by HTTP, each choice counted. A gateway that dies takes its connections with it; the steps go on."""
 
     whole: int = 0
     cut: int = 0  # and read to the end by NATS
@@ -117,33 +143,45 @@ class HttpCounts(msgspec.Struct):
     not_taken: int = 0  # connection refused, 503, or broken off before the step had a name
 
 
-async def read_by_http(session: aiohttp.ClientSession, url: Callable[[], str], ask: Ask, counts: HttpCounts) -> tuple[StepId, str, bool]:
-    """Ask until a stream begins; the step's id, the text that came, and whether it came to its end."""
-    body = {"model": ask.model, "prompt": ask.prompt, "max_tokens": ask.max_tokens, "temperature": 0, "stream": True}
+async def read_by_http(
+    session: aiohttp.ClientSession, url: Callable[[], str], asks: Sequence[Ask], counts: HttpCounts
+) -> tuple[list[StepId], list[str], bool]:
+    """Ask until a stream begins; of each choice its step's id and the text that came, and whether all came to their end."""
+    body = {**asks[0].request, "n": len(asks), "stream": True}
     while True:
-        step, text, done = StepId(""), "", False
+        steps, texts, done = [StepId("")], [""] * len(asks), False
         try:
             async with session.post(f"{url()}/v1/completions", json=body) as reply:
                 if reply.status == 200:
-                    step = StepId(reply.headers["X-Legato-Step"])
+                    steps = [StepId(step) for step in reply.headers["X-Legato-Step"].split(", ")]
                     async for line in reply.content:
                         done = done or line.startswith(b"data: [DONE]")
                         if line.startswith(b"data: {"):
-                            text += "".join(choice["text"] for choice in msgspec.json.decode(line[6:]).get("choices", []))
+                            for choice in msgspec.json.decode(line[6:]).get("choices", []):
+                                texts[choice["index"]] += choice["text"]
         except (aiohttp.ClientError, TimeoutError, OSError):
             pass  # the gateway went; what came before counts
-        if step:
-            return step, text, done
+        if len(steps) == len(asks) and all(steps):
+            return steps, texts, done
         counts.not_taken += 1
         await asyncio.sleep(AGAIN_S)
 
 
 async def check_by_http(
-    session: aiohttp.ClientSession, url: Callable[[], str], client: Client, reading: Reading, counts: HttpCounts
+    session: aiohttp.ClientSession, url: Callable[[], str], client: Client, readings: Sequence[Reading], counts: HttpCounts
 ) -> None:
-    """One step by HTTP. Where the connection breaks off, the step is read by NATS: what HTTP gave must be the beginning of it."""
-    reading.step, text, done = await read_by_http(session, url, reading.ask, counts)
-    reading.accepted = True
+    """The choices of one request by HTTP. Where the connection breaks off, their steps are read by NATS: what HTTP gave must be their
+    beginning."""
+    steps, texts, done = await read_by_http(session, url, [reading.ask for reading in readings], counts)
+    for reading, step in zip(readings, steps, strict=True):
+        reading.step, reading.accepted = step, True
+    async with asyncio.TaskGroup() as group:
+        for reading, text in zip(readings, texts, strict=True):
+            group.create_task(_check_text(client, reading, (text, done), counts))
+
+
+async def _check_text(client: Client, reading: Reading, came: tuple[str, bool], counts: HttpCounts) -> None:
+    text, done = came
     if not reading.ask.text.startswith(text):
         reading.wrong(Wrong.DIFFERENT, f"{len(text)} characters came by HTTP that are not the beginning of the answer")
     if done:

@@ -54,6 +54,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     machine: str
     steps: int
+    choices: int  # of the steps: those of requests that asked for several
     workflows: int
     crashes: int  # of programs, and runs that gave up while the fleet was away
     tokens: int
@@ -150,9 +151,11 @@ def show(report: Report, console: Console) -> None:
     for victim, ways in report.struck.items():
         struck.add_row(victim, *(str(ways[way.value]) for way in Way))
     console.print(struck)
-    load = Table("steps", "workflows", "their restarts", "tokens", "attempts", "HTTP whole / cut / cancelled / not taken")
+    load = Table(
+        "steps", "of them choices", "workflows", "their restarts", "tokens", "attempts", "HTTP whole / cut / cancelled / not taken"
+    )
     http = report.http
-    figures = (report.steps, report.workflows, report.crashes, report.tokens, report.attempts)
+    figures = (report.steps, report.choices, report.workflows, report.crashes, report.tokens, report.attempts)
     load.add_row(*(f"{figure:,}" for figure in figures), f"{http.whole} / {http.cut} / {http.cancelled} / {http.not_taken}")
     console.print(load)
     console.print(again_table(report.again))

@@ -8,7 +8,9 @@ from bench.chaos.asks import Asks, simulated
 from bench.chaos.pauses import Loss, pauses
 from bench.chaos.plan import REST_S, Blow, Victims, Way, plan
 from bench.chaos.readers import Heard, Reading, Wrong
+from bench.chaos.run import Storm
 from bench.chaos.strikes import Struck
+from legato.plan import plan as planned
 from shared.contracts.ids import StepId
 from shared.contracts.outcomes import Problem, Reason, Status
 from shared.contracts.output import End, Output
@@ -37,11 +39,39 @@ def test_victims_rest_and_one_worker_is_left_alone(seed: int) -> None:
 
 
 def test_everything_is_struck_in_every_way_before_long() -> None:
-    victims = Victims(workers=VICTIMS.workers, others=VICTIMS.others, engines=True)
+    victims = Victims(workers=VICTIMS.workers, others=VICTIMS.others, engines=VICTIMS.workers)
     struck = {(blow.victim, blow.engine, blow.way) for blow in plan(1, 600, victims)}
     assert struck == {(name, False, way) for name in (*victims.workers, *victims.others) for way in Way} | {
         (name, True, way) for name in victims.workers for way in (Way.KILL, Way.PAUSE)
     }
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_one_worker_of_each_engine_is_left_alone(seed: int) -> None:
+    engines = ["worker-0", "worker-1"]
+    blows = plan(seed, 120, Victims(workers=[*engines, "worker-2", "worker-3"], others=VICTIMS.others, engines=engines))
+    for blow in blows:
+        in_trouble = {each.victim for each in blows if each.on_worker and each.at_s <= blow.at_s < each.end_s + REST_S}
+        assert len(in_trouble.intersection(engines)) <= 1
+        assert len(in_trouble.difference(engines)) <= 1
+    assert {blow.victim for blow in blows if blow.engine} == set(engines)
+
+
+def test_a_mixed_fleet_has_workers_with_either_engine() -> None:
+    storm = Storm(seed=1, engine="mixed", workers=3)
+    assert (storm.with_sglang, storm.simulated) == (["worker-0", "worker-1"], ["worker-2", "worker-3", "worker-4"])
+    launched = [*planned(storm.fleet), *storm.besides]
+    engines = [(each.name, each.settings[0]) for each in launched if each.service == "worker"]
+    assert engines == [(name, "worker.engine=sglang") for name in storm.with_sglang] + [
+        (name, "worker.engine=simulated") for name in storm.simulated
+    ]
+
+
+@pytest.mark.parametrize("engine", ["simulated", "sglang"])
+def test_other_fleets_have_workers_with_one_engine(engine: str) -> None:
+    storm = Storm(seed=1, engine=engine, workers=2)
+    assert [*storm.with_sglang, *storm.simulated] == ["worker-0", "worker-1"]
+    assert (bool(storm.with_sglang), storm.besides) == (engine == "sglang", [])
 
 
 def test_a_lone_worker_is_struck_all_the_same() -> None:
@@ -54,6 +84,13 @@ def test_asks_follow_from_the_seed() -> None:
     assert asked == [other.next() for _ in range(5)]
     assert asked != [third.next() for _ in range(5)]
     assert len({step for step, _ in asked}) == 5
+
+
+def test_choices_of_a_request_answer_by_seeds_of_their_own() -> None:
+    first, second = Asks(1).choices(2)
+    assert (first.prompt, first.max_tokens, first.seed) == (second.prompt, second.max_tokens, second.seed)
+    assert first.expected != second.expected
+    assert len(first.expected) == len(second.expected) == first.max_tokens
 
 
 # --- what a reader hears -----------------------------------------------------------------------------------------------------
