@@ -62,7 +62,7 @@ FIGURES: tuple[Figure, ...] = (
     Figure("wasted_share", "share", "lower", "of the seconds of all workers, what went into attempts whose work nobody used", True),
     Figure("hit_rate", "share", "higher", "of the prompt tokens of successful calls that were found in a cache", True),
     Figure("hit_rate_infinite", "share", "", "of these tokens that one cache without end would have held"),
-    Figure("hit_of_infinite", "share", "higher", "hit_rate divided by hit_rate_infinite", True),
+    Figure("hit_of_infinite", "share", "higher", "of the tokens that one cache without end would have held, those that were found", True),
     Figure("recomputed_tokens", "tokens", "lower", "prefilled although one cache without end would have held them"),
     Figure("queue_mean", "steps", "lower", "waiting in the schedulers, mean during the load", True),
     Figure("queue_max", "steps", "lower", "waiting in the schedulers, most during the load"),

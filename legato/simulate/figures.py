@@ -112,7 +112,8 @@ def _of(measured: Measured, call_rows: Sequence[int], program_rows: Sequence[int
         found[f"call_{name}"] = share(sum(calls.status[row] == index for row in call_rows), len(call_rows))
     done = [row for row in call_rows if calls.status[row] == SUCCEEDED]
     prompt, cached = _sum(calls.prompt_tokens, done), _sum(calls.cached_tokens, done)
-    wanted = _sum(calls.wanted_tokens, done)
+    known = prompt - _sum(calls.wanted_tokens, done)
+    found_known = sum(min(calls.cached_tokens[row], calls.prompt_tokens[row] - calls.wanted_tokens[row]) for row in done)
     found |= {
         "calls": float(len(call_rows)),
         "programs": float(len(program_rows)),
@@ -121,8 +122,8 @@ def _of(measured: Measured, call_rows: Sequence[int], program_rows: Sequence[int
         "program_well": share(_sum(programs.well, program_rows), len(program_rows)),
         "program_unfinished": share(sum(math.isnan(programs.ended_s[row]) for row in program_rows), len(program_rows)),
         "hit_rate": share(cached, prompt),
-        "hit_rate_infinite": share(prompt - wanted, prompt),
-        "hit_of_infinite": share(cached, prompt - wanted),
+        "hit_rate_infinite": share(known, prompt),
+        "hit_of_infinite": share(found_known, known),
     }
     return found
 

@@ -90,6 +90,14 @@ def test_caches_are_told_against_one_without_end() -> None:
     assert found["recomputed_tokens"] == 300 + 1_000
 
 
+def test_what_a_second_attempt_finds_of_the_first_is_no_merit_of_the_cache() -> None:
+    measured = Measured()
+    program = add_program(measured, 0.0, 9.0)
+    add_call(measured, program, (0.0, 1.0, 2.0), prompt_tokens=1_000, cached_tokens=960, wanted_tokens=900, computed_tokens=940)
+    found = run(measured).figures
+    assert (found["hit_rate"], found["hit_rate_infinite"], found["hit_of_infinite"]) == (0.96, 0.1, 1.0)
+
+
 def test_the_fleet_is_paid_for_whether_it_is_busy_or_not() -> None:
     measured = Measured()
     for begun_s in (0.0, 30.0):
