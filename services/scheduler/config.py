@@ -11,6 +11,7 @@ MATCH_WAIT_MAX_MS = 50
 
 Placement = Literal["least_finish", "round_robin", "random", "least_loaded", "smg_cache_aware", "dynamo_kv_cost", "llm_d"]
 Order = Literal["priority_fcfs", "fcfs", "edf", "plas", "atlas", "vtc"]
+Queueing = Literal["central", "worker"]
 Weight = Annotated[float, Meta(ge=0, le=1_000)]
 
 
@@ -50,6 +51,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     report_ms: Annotated[int, Meta(ge=50, le=60_000)] = 500
     placement: Placement = "least_finish"  # which worker gets a step (docs/policies.md)
     order: Order = "priority_fcfs"  # which step goes first, likewise
+    queueing: Queueing = "central"  # where steps wait for room, likewise
+    worker_queue_max: Annotated[int, Meta(ge=1, le=100_000)] = 64  # that wait in each engine, at "worker"; no more than it takes
     smg: SmgConfig = SmgConfig()
     dynamo: DynamoConfig = DynamoConfig()
     llm_d: LlmDConfig = LlmDConfig()

@@ -1,7 +1,8 @@
 """What the scheduler does about what it knows.
 
 Rules:
-- A step waits in its model's queue until a worker has room for it: placement.py says where it goes, ordering.py which goes first.
+- A step waits in its model's queue until a worker has room for it: placement.py says where it goes, ordering.py which goes first. Where
+  `queueing` is "worker", engines have room for `worker_queue_max` more than run there, whatever their slots and blocks.
   A step at the head for which there is no room holds the others back, so that big ones are not starved. One that only waits for the
   registry's answer does not; it waits `match_wait_ms`, and only where there is a choice and the registry was heard lately. Nor does one
   that waits for another worker than the one on which it failed. Where the head is more urgent than what runs, one of those may have to give
@@ -31,7 +32,7 @@ from typing import Any
 from services.scheduler.book import MS, State, Step
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.enforce import enforce, wake_ns
-from services.scheduler.load import Load, busy_slots, has_slot
+from services.scheduler.load import Load, busy_slots, has_place
 from services.scheduler.moving import move
 from services.scheduler.ordering import DEFAULT, Ledger, first_first, last_first
 from services.scheduler.plan import Plan
@@ -162,10 +163,12 @@ def dispatch(plan: Plan, model: ModelName) -> None:
     queue = plan.state.queues.get(model)
     if queue is None and not plan.state.leaving:
         return
-    if has_slot(plan.state, model):
+    waiting_max = plan.config.worker_queue_max if plan.config.queueing == "worker" else 0
+    if has_place(plan.state, model, waiting_max):
         workers = plan.ready_workers(model)
         heard, ready = plan.state.heard, len(workers)
-        loads = [Load(worker, heard[worker.id]) for worker in workers if busy_slots(worker) < worker.capacity.slots]
+        open_ = [worker for worker in workers if busy_slots(worker) < worker.capacity.slots + waiting_max]
+        loads = [Load(worker, heard[worker.id], waiting_max) for worker in open_]
         if plan.state.leaving:
             move(plan, model, loads, ready)
         if queue is not None:
@@ -175,7 +178,7 @@ def dispatch(plan: Plan, model: ModelName) -> None:
 
 
 def _place(plan: Plan, queue: Queue, loads: list[Load], ready: int) -> None:
-    free = sum(load.slots - load.busy for load in loads)
+    free = sum(load.places - load.busy for load in loads)
     if free == 0:
         return
     for step_id in first_first(plan.state.ledger, queue.keys, plan.state.steps, plan.sent):

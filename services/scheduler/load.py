@@ -17,15 +17,17 @@ class Load:
         "free_blocks",
         "heard_ns",
         "id",
+        "places",
         "prefill_tokens_per_s",
         "slots",
     )
 
-    def __init__(self, worker: Worker, heard_ns: int = 0) -> None:
+    def __init__(self, worker: Worker, heard_ns: int = 0, waiting_max: int = 0) -> None:
         capacity = worker.capacity
         self.heard_ns = heard_ns  # its last heartbeat
         self.id: WorkerId = worker.id
         self.slots = capacity.slots
+        self.places = capacity.slots + waiting_max  # for steps that run, and for those that may wait in the engine
         self.busy = busy_slots(worker)
         self.capacity_blocks = capacity.blocks
         self.free_blocks = capacity.blocks - worker.reserved_blocks - worker.foreign_blocks
@@ -41,9 +43,9 @@ class Load:
         self.backlog_tokens += prefill_tokens
 
 
-def has_slot(state: State, model: ModelName) -> bool:
-    """Whether any worker of the model may have a free slot: all that most inputs of a full fleet need to know."""
-    return any(worker.model == model and busy_slots(worker) < worker.capacity.slots for worker in state.workers.values())
+def has_place(state: State, model: ModelName, waiting_max: int) -> bool:
+    """Whether any worker of the model may have a free slot, or let a step wait: all that most inputs of a full fleet need to know."""
+    return any(worker.model == model and busy_slots(worker) < worker.capacity.slots + waiting_max for worker in state.workers.values())
 
 
 def busy_slots(worker: Worker) -> int:

@@ -7,7 +7,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.scheduler.config import Order, Placement
+from services.scheduler.config import Order, Placement, Queueing
 from services.scheduler.decide import MACHINE
 from shared.contracts.envelope import Message, Tick
 from shared.contracts.fleet import WorkerState
@@ -36,7 +36,7 @@ commands = st.one_of(
     st.tuples(st.just("wait"), st.sampled_from([0.1, 1, 10, 300, 700, 2000, 6000])),
     st.tuples(st.just("reload")),
 )
-placements, orders = st.sampled_from(get_args(Placement)), st.sampled_from(get_args(Order))
+placements, orders, queueings = (st.sampled_from(get_args(slot)) for slot in (Placement, Order, Queueing))
 
 
 class Checked(World):
@@ -126,9 +126,9 @@ class Checked(World):
     def do_wait(self, ms: float) -> None:
         self.wait(ms)
 
-    def do_configure(self, placement: str, order: str) -> None:
+    def do_configure(self, placement: str, order: str, queueing: str) -> None:
         """A scheduler is started with other settings, and goes on from the state that it finds."""
-        self.config = msgspec.structs.replace(self.config, placement=placement, order=order)
+        self.config = msgspec.structs.replace(self.config, placement=placement, order=order, queueing=queueing)
         self.do_reload()
 
     def do_reload(self) -> None:
@@ -192,11 +192,11 @@ def test_every_step_ends_once_and_the_books_balance(script: list[tuple[Any, ...]
 
 
 @settings(max_examples=300, deadline=None)
-@given(placements, orders, st.lists(commands | st.tuples(st.just("configure"), placements, orders), max_size=60))
+@given(placements, orders, queueings, st.lists(commands | st.tuples(st.just("configure"), placements, orders, queueings), max_size=60))
 def test_so_it_is_with_every_placement_and_order_and_a_replay_decides_the_same(
-    placement: str, order: str, script: list[tuple[Any, ...]]
+    placement: str, order: str, queueing: str, script: list[tuple[Any, ...]]
 ) -> None:
-    world = Checked(placement=placement, order=order)
+    world = Checked(placement=placement, order=order, queueing=queueing, worker_queue_max=2)
     state = MACHINE.start(world.config)
     follow(world, script)
     for event, now_ns, config, outputs in world.taken:

@@ -5,7 +5,7 @@ from typing import Any, get_args
 import pytest
 
 from services.autoscaler.config import AutoscalerConfig, Policy
-from services.scheduler.config import Order, Placement, SchedulerConfig
+from services.scheduler.config import Order, Placement, Queueing, SchedulerConfig
 from shared.runtime.config import ConfigError, load
 
 
@@ -15,7 +15,7 @@ def refused(kind: type[Any], section: str, setting: str) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize(("field", "choices"), [("placement", Placement), ("order", Order)])
+@pytest.mark.parametrize(("field", "choices"), [("placement", Placement), ("order", Order), ("queueing", Queueing)])
 def test_an_unknown_policy_is_refused_with_all_that_there_are(field: str, choices: Any) -> None:
     message = refused(SchedulerConfig, "scheduler", f"{field}=best")
     assert field in message

@@ -2,7 +2,7 @@
 
 Rule: a free slot, and free KV blocks for what the placement sets aside (reserve.py); prompt and planned output must fit the worker's whole
 cache, too. Steps go to a worker only when they can start there: those who wait here can still go wherever room appears first, and a
-higher priority can still pass them.
+higher priority can still pass them. Where steps may wait in engines (`queueing`), a place there is enough.
 Inputs: the job, the worker's free slots and blocks after what was placed and what it reports. Constants: none.
 """
 
@@ -12,10 +12,11 @@ from shared.contracts.steps import Job
 
 
 def fits(job: Job, load: Load, cached_tokens: int) -> bool:
-    """Whether the step can start on the worker now."""
+    """Whether the step can start on the worker now, or may wait there."""
+    may_wait = load.places > load.slots
     return (
-        load.busy < load.slots
-        and blocks_needed(job, load.block_tokens, cached_tokens) <= load.free_blocks
+        load.busy < load.places
+        and (may_wait or blocks_needed(job, load.block_tokens, cached_tokens) <= load.free_blocks)
         and could_ever_fit(job, load.block_tokens, load.capacity_blocks)
     )
 

@@ -9,8 +9,8 @@ Constants: configuration; weights 3, 2 and 2 are those of the default configurat
 Source: llm-d inference scheduler, pkg/epp/config/loader/defaults.go and the scorers' README files (2026); before 2026 in the Kubernetes
 Gateway API inference extension.
 Where it differs: llm-d's default guesses what is cached from what it has sent; here it is what workers report (as its precise scorer
-does). Its picker draws among equals; here it is the first by id. Queues of engines are empty as long as steps wait in the scheduler, so
-that the third score says nothing then.
+does). Its picker draws among equals; here it is the first by id. Queues of engines are empty as long as steps wait in the scheduler
+(`queueing` "central"), so that the third score says nothing then.
 """
 
 from services.scheduler.candidate import Candidate, used_blocks, waiting
