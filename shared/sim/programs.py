@@ -96,16 +96,19 @@ class Chain:
         return self.hashes[:blocks]
 
     def _next(self) -> None:
-        """One more block. Raises IndexError behind the last full one."""
+        """One more block. Raises IndexError behind the last full one. Python hashes tuples of integers alike in each process (since 3.8),
+        in a tenth of the time that arithmetic takes: chains were half of what a simulated engine cost."""
         left, digest = self._width, self._digest
         while left:
             content, tokens = self._segments[self._at]
-            taken = min(left, tokens - self._inside)
-            digest = mixed(digest ^ mixed(content ^ mixed(self._inside * 0x10001 + taken)))
+            inside = self._inside
+            taken = min(left, tokens - inside)
+            digest = hash((digest, content, inside, taken))
             left -= taken
-            self._inside += taken
-            if self._inside == tokens:
+            if inside + taken == tokens:
                 self._at, self._inside = self._at + 1, 0
+            else:
+                self._inside = inside + taken
         self._digest = digest
         self.hashes.append(digest)
 
