@@ -5,6 +5,7 @@ from random import Random
 from typing import cast
 
 from legato.simulate.bus import Bus, Inbox
+from legato.simulate.keeping import Keeping
 from legato.simulate.scenario import Pool, Scenario
 from legato.simulate.steps import Step
 from legato.simulate.worker import CELL, Counts, Kind, Worker
@@ -56,7 +57,7 @@ def kind_of(name: str, pool: Pool, block_tokens: int) -> Kind:
             decode_tokens_per_s=1e9 / decode if decode else 0.0,
         ),
         engine=(batching, law),
-        keep_ns=round(pool.keep_s * 1e9),
+        keeping=Keeping(pool.keep_s, pool.keep == "continuum", pool.tokens_per_step * 1e9 / prefill if prefill else 0.0),
     )
 
 

@@ -1,6 +1,6 @@
 """A scenario: which fleet, which load, which disturbances, and which policies are compared on it. Read from TOML; docs/scenarios.md."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -43,6 +43,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     tokens_per_step: Annotated[int, Meta(ge=1, le=262_144)] = 8_192
     eviction: str = "lru"  # a name of shared/core/eviction.py
     keep_s: Seconds = 0.0  # the KV of a workflow's step is kept so long for the next one; 0: like any other
+    keep: Literal["fixed", "continuum"] = "fixed"  # the second: for as long as keeping.py finds worth it, instead
     host_blocks: Annotated[int, Meta(ge=0)] = 0  # a second tier in the host's memory
     host_gb_per_s: Annotated[float, Meta(gt=0, le=10_000)] = 50.0  # of the link to it, per GPU: PCIe 5.0 x16 has 63
     usd_per_hour: Annotated[float, Meta(ge=0)] = 0.0  # of one worker

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol, cast
 
 from legato.simulate.bus import Bus
 from legato.simulate.engine import Engine
+from legato.simulate.keeping import Keeping
 from legato.simulate.steps import Step
 from services.worker.meter import Meter
 from shared.contracts.fleet import Capacity, Hardware, ModelCard, RunningStep, WorkerBeat, WorkerGone, WorkerRegistered, WorkerState
@@ -52,7 +53,7 @@ class Kind(NamedTuple):
     hardware: Hardware
     capacity: Capacity
     engine: tuple[BatchingConfig, StepLaw]
-    keep_ns: int  # how long the KV of a workflow's step is kept for the next one
+    keeping: Keeping
 
 
 class Attempt:
@@ -187,6 +188,7 @@ class Worker:
             self._report(attempt, step.status, step.problem)
         else:
             step.attempts += 1
+            self.kind.keeping.begun(dispatch, self._heap.now_s)
             attempt.mark = self._meter.enter(self._heap.now_s)
             self.attempts[dispatch.step] = attempt
             self._ask(attempt, warm=bool(dispatch.relieves))
@@ -328,10 +330,16 @@ class Worker:
             counts.cached_tokens += step.cached_tokens
         if step.tokens >= step.wanted:
             self._stop(attempt)
-            if self.kind.keep_ns and attempt.dispatch.workflow and attempt.request is not None:
-                self.batching.keep(attempt.request, self._heap.now_ns + self.kind.keep_ns)
+            self._keep(attempt)
             self._report(attempt, Status.SUCCEEDED, None)
             step.end(Status.SUCCEEDED, None)
+
+    def _keep(self, attempt: Attempt) -> None:
+        """Its KV, for the next step of its program."""
+        keeping, dispatch, step = self.kind.keeping, attempt.dispatch, attempt.step
+        if keeping.on and dispatch.workflow and attempt.request is not None:
+            seconds = keeping.seconds(dispatch, self._heap.now_s, step.call is step.program.calls[-1])
+            self.batching.keep(attempt.request, self._heap.now_ns + round(seconds * 1e9))
 
     # --- its end -----------------------------------------------------------------------------------------------------------------
 

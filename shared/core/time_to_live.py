@@ -14,8 +14,8 @@ to compute the context.
 Constant: SEEN_MIN 100, the paper's K.
 Source: Li et al., "Continuum: Efficient and Robust Multi-Turn LLM Agent Scheduling with KV Cache Time-to-Live", arXiv 2511.02230, 2025,
 sections 4.1 and 4.2.
-Where it differs: nothing in the rule; who calls it bounds what was seen (the paper does not say how). It is not in use yet: a pool in
-simulation keeps KV for a fixed time (`keep_s`).
+Where it differs: nothing in the rule; who calls it bounds what was seen (the paper does not say how). In use by pools in simulation
+(`keep = "continuum"`); no live step carries a time to live yet.
 """
 
 from bisect import bisect_right

@@ -129,6 +129,19 @@ def test_a_spot_worker_is_replaced_and_its_steps_move_before_it_goes() -> None:
     assert measured.totals.lost_attempts == 0
 
 
+def test_what_is_kept_for_a_program_is_found_when_its_tool_has_run() -> None:
+    load = [{"kind": "copilot", "with": {"rate_per_s": 0.5}}, {"kind": "single", "with": {"rate_per_s": 6.0, "system_tokens": 0}}]
+    crowded = {**POOL, "count": 2, "blocks": 1_500}
+    plain, fixed, learned = (
+        played(pools={"a": {**crowded, **keeping}}, seconds=200.0, workload=load)
+        for keeping in ({}, {"keep_s": 60.0}, {"keep": "continuum"})
+    )
+    found = [sum(each.calls.cached_tokens) for each in (plain, fixed, learned)]
+    assert found[0] < found[1]
+    assert found[0] < found[2]
+    assert plain.totals.violations == fixed.totals.violations == learned.totals.violations == []
+
+
 def test_two_policies_of_one_scenario_play_the_same_load() -> None:
     policies = {"few": {"scheduler.queue_max": 1}, "many": {}}
     few, many = (played(policy=name, policies=policies, workload=[SINGLE]) for name in policies)
