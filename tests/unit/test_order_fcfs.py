@@ -20,7 +20,7 @@ def test_the_example_of_autellix_waits_18_units() -> None:
 def test_priority_neither_passes_nor_preempts() -> None:
     world = World(order="fcfs")
     world.join("a", slots=1)
-    world.route("running", output=100_000)
+    world.route("running", output=100_000, priority=-90)
     assert not only(StepRevoked, world.route("late", priority=-5)) + only(StepRevoked, world.route("urgent", priority=90))
     last, order = "running", []
     for _ in range(2):

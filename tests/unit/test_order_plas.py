@@ -84,6 +84,17 @@ def test_a_step_keeps_the_queue_that_it_came_into() -> None:
     assert world.state.steps["second"].attained_ns == 0  # type: ignore[index]
 
 
+def test_a_step_that_lost_its_attempt_is_back_in_the_queue_that_it_came_into() -> None:
+    world = World(order="plas")
+    world.join("a", slots=2)
+    first, second = [one(StepDispatched, world.route(step, workflow="w")) for step in ("first", "second")]
+    live(world, 5_000)
+    world.end(first)
+    world.wait(100)  # nothing is sent to the worker before it is heard again
+    world.end(second, Status.FAILED, retryable=True)
+    assert world.state.queues["m"].keys == [(0, 2, "second")]  # type: ignore[index]
+
+
 def test_what_was_lost_does_not_count() -> None:
     world = World(order="plas")
     world.join("a", slots=1)
