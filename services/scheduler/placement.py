@@ -7,7 +7,7 @@ from services.scheduler.candidate import Candidate
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.load import Load
 from services.scheduler.policies.filter_failed import is_spared
-from services.scheduler.policies.filter_fits import fits
+from services.scheduler.policies.filter_fits import fitting
 from services.scheduler.policies.place_dynamo import least_cost
 from services.scheduler.policies.place_least_loaded import least_loaded
 from services.scheduler.policies.place_llm_d import highest_score
@@ -46,18 +46,21 @@ def choose(step: Step, loads: list[Load], ready: int, config: SchedulerConfig, l
 
 def candidates(step: Step, loads: list[Load], ready: int) -> list[Candidate]:
     """Who has room, and may have the step."""
-    found = [Candidate(load, cached_tokens(step, load)) for load in loads]
-    return [each for each in found if not is_spared(each.load, step, ready) and fits(step.job, each.load, each.cached_tokens)]
+    has_room = fitting(step.job)
+    cached, most = step.cached or {}, step.job.prompt_tokens - 1
+    found = (Candidate(load, min(cached.get(load.id, 0), most)) for load in loads)
+    return [each for each in found if has_room(*each) and not is_spared(each.load, step, ready)]
 
 
 def least_finish(step: Step, loads: list[Load], ready: int) -> Choice | None:
     """The worker with the least predicted finish; among equals the first by id."""
+    has_room, output_tokens = fitting(step.job), expected_output_tokens(step.job)
     best: tuple[float, str, Load, int] | None = None
     for load in loads:
         cached = cached_tokens(step, load)
-        if is_spared(load, step, ready) or not fits(step.job, load, cached):
+        if is_spared(load, step, ready) or not has_room(load, cached):
             continue
-        score = finish_s(uncached_tokens(step.job, cached), expected_output_tokens(step.job), load)
+        score = finish_s(uncached_tokens(step.job, cached), output_tokens, load)
         if best is None or (score, load.id) < best[:2]:
             best = score, load.id, load, cached
     return None if best is None else Choice("least finish", f"{best[0] * 1e3:.0f} ms", best[2], best[3])
