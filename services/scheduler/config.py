@@ -10,7 +10,7 @@ from shared.contracts.ids import CellId
 MATCH_WAIT_MAX_MS = 50
 
 Placement = Literal["least_finish", "round_robin", "random", "least_loaded", "smg_cache_aware", "dynamo_kv_cost", "llm_d"]
-Order = Literal["priority_fcfs", "fcfs", "edf", "plas", "atlas", "vtc"]
+Order = Literal["priority_fcfs", "fcfs", "program_fcfs", "edf", "plas", "atlas", "vtc"]
 Queueing = Literal["central", "worker"]
 Weight = Annotated[float, Meta(ge=0, le=1_000)]
 

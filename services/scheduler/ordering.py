@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from services.scheduler.policies import order_atlas, order_edf, order_fcfs, order_plas, order_vtc
+from services.scheduler.policies import order_atlas, order_edf, order_fcfs, order_plas, order_program_fcfs, order_vtc
 from services.scheduler.policies.order import QueueKey, queue_key
 from services.scheduler.policies.order_plas import Program
 from services.scheduler.policies.order_vtc import Tenant
@@ -73,6 +73,10 @@ def join(ledger: Ledger, step: Ordered, now_ns: int) -> None:
         step.place = (_join_tenant(ledger, step.tenant), step.arrival)
     elif ledger.order == "edf":
         step.place = order_edf.place(step.job.deadline_ns, step.arrival)
+    elif ledger.order == "program_fcfs":
+        program = _program(ledger, step)
+        program.first = program.first or step.arrival
+        step.place = order_program_fcfs.place(program.first, step.arrival)
     elif ledger.order == "fcfs":
         step.place = order_fcfs.place(step.arrival)
     else:

@@ -22,10 +22,12 @@ STARVED = 4
 
 
 class Program(msgspec.Struct, omit_defaults=True):
-    """What is known of a workflow. `service_ns`: attained. `waited_ns`: of all its steps, in the queue."""
+    """What is known of a workflow. `service_ns`: attained. `waited_ns`: of all its steps, in the queue. `first`: arrival of the first of
+    its steps, where the order asks (order_program_fcfs.py); 0: not known."""
 
     service_ns: int = 0
     waited_ns: int = 0
+    first: int = 0
 
 
 def level(attained_ns: int) -> int:
