@@ -14,7 +14,7 @@ from legato.simulate.comparison import Comparison, estimate
 from legato.simulate.defined import BY_NAME, FIGURES, PERCENTILES
 from legato.simulate.figures import Figures, Report
 from legato.simulate.scenario import Scenario
-from legato.simulate.shown import change, interval, loss_line, number
+from legato.simulate.shown import change, group_name, interval, loss_line, number
 from legato.simulate.summing import QUANTILES, mean
 
 TIMES = {
@@ -124,7 +124,7 @@ def _group(field: str, title: str, by_policy: Mapping[str, Sequence[Report]]) ->
             figures: dict[int, Figures] = {run.seed: getattr(run, field).get(name, {}) for run in runs}
             found = [(BY_NAME[figure].unit, estimate(figure, figures)) for figure in GROUP_FIGURES]
             cells.append((policy, [number(each.mean if each else None, unit) for unit, each in found]))
-        rows.append((name, cells))
+        rows.append((group_name(name), cells))
     return Group(title, rows)
 
 

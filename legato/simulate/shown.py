@@ -1,11 +1,14 @@
 """Figures as people read them: numbers with their units, and what the terminal shows of a comparison."""
 
+import re
+
 from rich.text import Text
 
 from legato.console import Rows, out, say, table
 from legato.simulate.comparison import Comparison, Difference, Loss, Row, Verdict
 from legato.simulate.defined import BY_NAME
 
+PART = re.compile(r"\d+ to \d+ s")
 COLOURS: dict[Verdict, str] = {"better": "green", "worse": "red"}
 
 
@@ -34,13 +37,18 @@ def interval(difference: Difference | None, unit: str) -> str:
     return f"{_signed(difference.low, difference, unit)} to {_signed(difference.high, difference, unit)}"
 
 
+def group_name(name: str) -> str:
+    """A group's name without the zeros that put parts of the time in order."""
+    return re.sub(r"\b0+(?=\d)", "", name) if PART.fullmatch(name) else name
+
+
 def loss_line(loss: Loss) -> str:
     """Where and by how much a policy is worse, in words."""
     unit = BY_NAME[loss.figure].unit
-    where = {"kind": "programs of kind", "tenant": "tenant", "part": "begun in"}[loss.by]
+    where = {"kind": "programs of kind", "tenant": "tenant", "part": "begun from"}[loss.by]
     sure = f" (95%: {interval(loss.difference, unit)})" if loss.difference.low is not None else " (one seed)"
     return (
-        f"{where} {loss.group}: {loss.figure} {number(loss.mean, unit)} instead of {number(loss.base, unit)}, "
+        f"{where} {group_name(loss.group)}: {loss.figure} {number(loss.mean, unit)} instead of {number(loss.base, unit)}, "
         f"{change(loss.difference, unit)}{sure}"
     )
 

@@ -1,6 +1,7 @@
 """`legato simulate`, from the file to the report, with a small fleet that is really played."""
 
 import json
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,9 @@ from typer.testing import CliRunner
 
 from legato.cli import build
 from legato.simulate.defined import FIGURES
+from legato.simulate.loading import read
+from legato.simulate.runs import run_all
+from legato.simulate.variants import scenarios
 from shared.core.errors import LegatoError
 
 SMALL = """
@@ -91,6 +95,16 @@ def test_what_cannot_be_played_is_said_with_its_reason(small: str, tmp_path: Pat
     assert isinstance(result.exception, LegatoError)
     assert "mooncake_conversation" in str(result.exception)
     assert "is not there" in str(result.exception)
+
+
+def test_a_process_that_dies_ends_the_others_and_is_named(small: str, tmp_path: Path) -> None:
+    def kill(policy: str, seed: int, share: float) -> None:
+        for process in multiprocessing.active_children():
+            process.kill()
+
+    with pytest.raises(LegatoError, match=r"seed [12]: its process ended with status -9"):
+        run_all(scenarios(read(small)), 2, tmp_path, 2, kill)
+    assert not multiprocessing.active_children()
 
 
 def test_a_report_that_could_not_be_written_is_refused_before_anything_is_played(small: str) -> None:
