@@ -180,6 +180,7 @@ def test_a_graph_has_parallel_calls_that_begin_alike_and_joins_that_read_them_al
         by_key = {call.key: call for call in program.calls}
         joins = [call for call in program.calls if len(call.after) > 1]
         assert 2 <= len(joins) <= 4
+        assert all(by_key[call.after[0]].output in call.prompt for call in program.calls if call.after)  # each reads what it waits for
         for join in joins:
             parallel = [by_key[key] for key in join.after]
             assert {call.output for call in parallel} <= set(join.prompt)
@@ -256,6 +257,7 @@ def test_workloads_that_are_played_together_come_in_order_and_share_nothing() ->
         ("chat", {"tenants": [{"name": "a b"}]}, "name"),
         ("chat", {"tenants": [{"objective": {"tttf_s": 1}}]}, "tttf_s"),
         ("chat", {"tenants": [{"objective": {"ttft_s": -1}}]}, "ttft_s is -1"),
+        ("chat", {"tenants": [{"behaviour": {"patience_s": float("nan")}}]}, "patience_s is nan"),
         ("copilot", {"calls": {"least": 5, "most": 4}}, "least 5 is more than most 4"),
         ("autonomous", {"calls_max": 0}, "calls_max"),
         ("copilot", {"context_max": 20_000}, "context_max 20000 is too small"),

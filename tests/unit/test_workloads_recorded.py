@@ -148,6 +148,7 @@ SESSION = [
     event("b2", "b1", said("m4", (5, 95, 1_500), [TEXT]), isSidechain=True),
     event("u3", "a3", {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t2", "content": "found"}]}),
     event("a4", "u3", said("m5", (5, 400, 2_595), [TEXT])),
+    event("a5", "a4", said("m6", (5, 200, 2_995), [TEXT])),
 ]
 TOOLS = [
     {"id": "t1", "tool": "Bash", "timestamp": "2026-02-07T01:00:00.000Z", "end_timestamp": "2026-02-07T01:00:02.500Z"},
@@ -171,7 +172,7 @@ def played(sessions: Path, count: int = 1) -> list[Program]:
 
 def test_a_message_in_several_events_is_one_call_and_prompts_grow_as_recorded(sessions: Path) -> None:
     (program,) = played(sessions)
-    assert [call.prompt_tokens for call in program.calls] == [2_000, 2_600, 1_500, 1_600, 3_000]
+    assert [call.prompt_tokens for call in program.calls] == [2_000, 2_600, 1_500, 1_600, 3_000, 3_200]
     first, second = program.calls[:2]
     assert first.output.tokens > 200  # from its texts, not the 2 of the stream's beginning
     assert second.prompt[: len(first.prompt) + 1] == (*first.prompt, first.output)
@@ -185,6 +186,7 @@ def test_a_call_waits_for_its_tools_or_for_the_sub_agent_that_was_one(sessions: 
         ("agent-1-1", ("main-2",), 0.0),
         ("agent-1-2", ("agent-1-1",), 0.0),
         ("main-3", ("main-2", "agent-1-2"), 0.0),
+        ("main-4", ("main-3",), 0.0),
     ]
 
 
@@ -225,10 +227,13 @@ def line(at: int, prompt: str, output: str = "o" * 80) -> str:
 
 
 def test_prompts_share_what_their_texts_have_in_common(tmp_path: Path) -> None:
-    (tmp_path / "one.jsonl").write_text(line(30, "a" * 4_000 + "c" * 800) + line(10, "a" * 4_000) + line(20, "a" * 4_000 + "b" * 400))
+    (tmp_path / "one.jsonl").write_text(
+        line(30, "a" * 4_000 + "b" * 200 + "c" * 600) + line(10, "a" * 4_000) + line(20, "a" * 4_000 + "b" * 400)
+    )
     first, second, third = next(workload("miniswe", {"path": "."}, 1e6, 1, tmp_path)).calls
     assert [call.prompt_tokens for call in (first, second, third)] == [1_000, 1_100, 1_200]
     assert second.prompt[:1] == third.prompt[:1] == first.prompt
+    assert third.prompt[1] == (second.prompt[1].content, 50)
     assert not {first.output, second.output} & {*second.prompt, *third.prompt}
     assert first.output.tokens == 20
     assert (first.wait_s, first.after, second.after) == (0, (), ("call-1",))

@@ -109,7 +109,10 @@ def test_a_trace_ends_when_the_time_does_or_goes_on_for_ever(azure: Path) -> Non
     [
         ("azure", "a,b\n1,2\n", "begins with 'a,b'"),
         ("azure", AZURE + "2023-11-16 18:16:47,many,1\n", "line 6.*many"),
+        ("azure", "TIMESTAMP,ContextTokens,GeneratedTokens\n\ufffd,1,2\n", "line 2"),
+        ("azure", AZURE + "2023-11-16 18:15:47,1,1\n", "not in order of time"),
         ("mooncake", MOONCAKE + '{"timestamp": 0}\n', "line 4.*input_length"),
+        ("mooncake", MOONCAKE + MOONCAKE.splitlines()[0], "not in order of time"),
         ("mooncake", MOONCAKE + MOONCAKE.splitlines()[0].replace("1100", "1000"), "line 4.*3 hash_ids are not one for each 512 of 1000"),
     ],
 )
@@ -117,6 +120,15 @@ def test_a_file_that_is_no_trace_is_named_with_the_line(kind: str, text: str, na
     (tmp_path / "trace").write_text(text)
     with pytest.raises(LegatoError, match=named):
         list(workload(kind, {"path": "trace"}, 100, 1, tmp_path))
+
+
+def test_a_folder_is_no_trace_and_bytes_are_no_text(tmp_path: Path) -> None:
+    with pytest.raises(LegatoError, match="is not there"):
+        workload("azure", {"path": "."}, 100, 1, tmp_path)
+    (tmp_path / "trace").write_bytes(b"\xff\xfe\x00")
+    for kind in ("azure", "mooncake"):
+        with pytest.raises(LegatoError, match="trace"):
+            list(workload(kind, {"path": "trace"}, 100, 1, tmp_path))
 
 
 def test_the_public_mooncake_trace_is_whole() -> None:

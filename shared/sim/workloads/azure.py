@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from shared.core.errors import LegatoError
 from shared.sim.programs import Program
 from shared.sim.workloads.conversation import Conversation
 from shared.sim.workloads.source import Source, tenant_of
@@ -39,13 +38,10 @@ def programs(settings: Azure, source: Source) -> Iterator[Program]:
 
 def _timed(path: Path) -> Iterator[tuple[float, Row]]:
     """Rows with the seconds since the first one."""
-    with path.open() as file:
-        if (columns := file.readline().strip()) != COLUMNS:
-            raise LegatoError(f"{path} begins with {columns[:80]!r}, and should with {COLUMNS!r}")
-        first: datetime | None = None
-        for row in parsed(path, file, _row, first=2):
-            first = first or row[0]
-            yield (row[0] - first).total_seconds(), row
+    first: datetime | None = None
+    for row in parsed(path, _row, header=COLUMNS):
+        first = first or row[0]
+        yield (row[0] - first).total_seconds(), row
 
 
 def _row(line: str) -> Row:

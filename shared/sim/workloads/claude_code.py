@@ -77,7 +77,7 @@ class Step(msgspec.Struct):
 
 def programs(settings: ClaudeCode, source: Source) -> Iterator[Program]:
     """Sessions of Claude Code: recorded growth of prompts, sub-agents and times of tools."""
-    folder = found(source.data, settings.path, ORIGIN)
+    folder = found(source.data, settings.path, ORIGIN, folder=True)
     sessions = [_session(path.parent) for path in sorted(folder.glob("*/trace.jsonl"))]
     if not all(sessions) or not sessions:
         raise LegatoError(f"{folder} has no folders with calls in trace.jsonl; what it needs are {ORIGIN}")
@@ -122,24 +122,22 @@ def _calls(session: list[Step], systems: dict[str, int], source: Source) -> Iter
 def _session(folder: Path) -> list[Step]:
     """Calls in the order in which they began."""
     took = _tools(folder / "tool_calls.json")
-    path = folder / "trace.jsonl"
     chains: dict[str, str] = {}
     steps: dict[str, Step] = {}
-    with path.open() as file:
-        for event in parsed(path, file, msgspec.json.Decoder(Event).decode):
-            if not event.uuid:
-                continue
-            chain = chains[event.uuid] = chains.get(event.parent or "", event.uuid)
-            if (message := event.message) is None or (usage := message.usage) is None:
-                continue
-            prompt = usage.input_tokens + usage.cache_creation_input_tokens + usage.cache_read_input_tokens
-            if not prompt:  # a note of the client's
-                continue
-            step = steps.setdefault(message.id, Step(chain, message.model, prompt, usage.cache_read_input_tokens))
-            for block in message.content if isinstance(message.content, list) else ():
-                step.characters += len(block.text) + len(bytes(block.input))
-                step.wait_s = max(step.wait_s, took.get(block.id, 0.0))
-            step.output = max(step.output, usage.output_tokens, step.characters // CHARACTERS_A_TOKEN)
+    for event in parsed(folder / "trace.jsonl", msgspec.json.Decoder(Event).decode):
+        if not event.uuid:
+            continue
+        chain = chains[event.uuid] = chains.get(event.parent or "", event.uuid)
+        if (message := event.message) is None or (usage := message.usage) is None:
+            continue
+        prompt = usage.input_tokens + usage.cache_creation_input_tokens + usage.cache_read_input_tokens
+        if not prompt:  # a note of the client's
+            continue
+        step = steps.setdefault(message.id, Step(chain, message.model, prompt, usage.cache_read_input_tokens))
+        for block in message.content if isinstance(message.content, list) else ():
+            step.characters += len(block.text) + len(bytes(block.input))
+            step.wait_s = max(step.wait_s, took.get(block.id, 0.0))
+        step.output = max(step.output, usage.output_tokens, step.characters // CHARACTERS_A_TOKEN)
     return list(steps.values())
 
 

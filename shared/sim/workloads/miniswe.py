@@ -48,7 +48,7 @@ class Step(NamedTuple):
 
 def programs(settings: MiniSwe, source: Source) -> Iterator[Program]:
     """Sessions of mini-SWE-agent: recorded prompts, with what each has in common with the one before."""
-    folder = found(source.data, settings.path, ORIGIN)
+    folder = found(source.data, settings.path, ORIGIN, folder=True)
     sessions = [_session(path) for path in sorted(folder.glob("*.jsonl"))]
     if not sessions:
         raise LegatoError(f"{folder} has no files *.jsonl: get them from {ORIGIN}")
@@ -66,8 +66,7 @@ def programs(settings: MiniSwe, source: Source) -> Iterator[Program]:
 
 
 def _session(path: Path) -> list[Step]:
-    with path.open() as file:
-        lines = sorted(parsed(path, file, msgspec.json.Decoder(Line).decode), key=lambda line: line.timestamp)
+    lines = sorted(parsed(path, msgspec.json.Decoder(Line).decode), key=lambda line: line.timestamp)
     steps = []
     before = ""
     for line in lines:

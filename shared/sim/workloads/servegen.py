@@ -112,15 +112,14 @@ def _pieces(settings: ServeGen, windows: list[Window], seconds: float) -> Iterat
 
 
 def _windows(path: Path) -> list[Window]:
-    with path.open() as file:
-        windows = list(parsed(path, file, _window))
+    windows = list(parsed(path, _window))
     if [window.begins_s for window in windows] != [number * WINDOW_S for number in range(len(windows))] or not windows:
         raise LegatoError(f"{path} must have a row for each {WINDOW_S:.0f} s from 0 on")
     return windows
 
 
 def _window(line: str) -> Window:
-    begins_s, rate_per_s, _, family, shape, _ = line.strip().split(",")
+    begins_s, rate_per_s, _, family, shape, _ = line.split(",")
     if not float(rate_per_s):
         return Window(float(begins_s), 0.0, gap_of("gamma", 1.0))
     if family not in ("Gamma", "Weibull"):

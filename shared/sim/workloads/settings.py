@@ -26,7 +26,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def __post_init__(self) -> None:
         for name, value in (msgspec.structs.asdict(self.objective) | msgspec.structs.asdict(self.behaviour)).items():
-            if value < 0:
+            if not value >= 0:  # nor is it no number at all
                 raise ValueError(f"{name} is {value:g}, and must be 0 or more")
 
 

@@ -23,33 +23,41 @@ class Trace(Clients, frozen=True, kw_only=True, forbid_unknown_fields=True):
     repeat: bool = False
 
 
-def found(data: Path, path: str, origin: str) -> Path:
-    """Where that is. Raises LegatoError if it is not there, with the `origin` that it can be had from."""
+def found(data: Path, path: str, origin: str, folder: bool = False) -> Path:
+    """Where that file or folder is. Raises LegatoError if it is not there, with the `origin` that it can be had from."""
     whole = data / path
-    if not whole.exists():
+    if not (whole.is_dir() if folder else whole.is_file()):
         raise LegatoError(f"{whole} is not there: get it from {origin}, and say with `path` where it is; generators need no files")
     return whole
 
 
-def parsed(path: Path, lines: Iterable[str], parse: Callable[[str], Item], first: int = 1) -> Iterator[Item]:
-    """One item for each line that is not empty, from the file's line `first`. Raises LegatoError that names the line which is none."""
-    for number, line in enumerate(lines, first):
-        if not line.strip():
-            continue
-        try:
-            item = parse(line)
-        except (ValueError, LookupError, TypeError, ArithmeticError) as error:  # msgspec's errors are ValueErrors
-            raise LegatoError(f"{path}, line {number}: {error}; got {line.strip()[:80]!r}") from error
-        yield item
+def parsed(path: Path, parse: Callable[[str], Item], header: str = "") -> Iterator[Item]:
+    """One item for each line that is not empty, after the header if there is one. Raises LegatoError that names the line which is none."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, start=1):
+            text = line.strip()
+            if number == 1 and header:
+                if text != header:
+                    raise LegatoError(f"{path} begins with {text[:80]!r}, and should with {header!r}")
+            elif text:
+                try:
+                    item = parse(text)
+                except (ValueError, LookupError, TypeError, ArithmeticError) as error:  # msgspec's errors are ValueErrors
+                    raise LegatoError(f"{path}, line {number}: {error}; got {text[:80]!r}") from error
+                yield item
 
 
 def played(settings: Trace, seconds: float, read: Callable[[int], Iterable[tuple[float, Item]]]) -> Iterator[tuple[float, int, Item]]:
     """What begins within `seconds`, when, and how many times the trace was over before that. `read` gives seconds since the trace's
-    beginning, in order, with what is asked then, for the n-th time. The first one again follows the last one after a mean gap."""
+    beginning, with what is asked then, for the n-th time. The first one again follows the last one after a mean gap. Raises LegatoError
+    where they are not in order."""
     offset_s = 0.0
     for again in itertools.count():
         last_s, items = 0.0, 0
-        for last_s, item in read(again):
+        for at_s, item in read(again):
+            if at_s < last_s:
+                raise LegatoError(f"{settings.path} is not in order of time: {at_s:g} s comes after {last_s:g} s")
+            last_s = at_s
             begins_s = (offset_s + last_s) / settings.rate
             if begins_s >= seconds:
                 return
