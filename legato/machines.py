@@ -32,10 +32,16 @@ def machine_of(service: str) -> Machine[Any, Any]:
 
 async def only_partition(bus: Bus, service: str) -> str:
     """The partition of a service that has just one. Raises LegatoError where there is a choice, or none."""
+    found = await partitions(bus, service)
+    if len(found) > 1:
+        raise LegatoError(f"{service} has journals of several partitions: choose one with --partition: {', '.join(found)}")
+    return found[0]
+
+
+async def partitions(bus: Bus, service: str) -> list[str]:
+    """Those of a service that have a journal, by name. Raises LegatoError where none has."""
     info = await bus.js.stream_info(JOURNAL.name, subjects_filter=subjects.journal(service, "*"))
     found = sorted(subject.rpartition(".")[2] for subject in info.state.subjects or {})
     if not found:
         raise LegatoError(f"{service} has no journal here: has it run on this fleet in the last three days?")
-    if len(found) > 1:
-        raise LegatoError(f"{service} has journals of several partitions: choose one with --partition: {', '.join(found)}")
-    return found[0]
+    return found

@@ -32,13 +32,18 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 
 async def read_served(bus: Bus) -> list[Served]:
     """All models with a worker that was heard of in the last minute, by name."""
-    cards = await _cards(bus)
     now = now_ns()
     by_model: dict[ModelName, list[WorkerRegistered]] = {}
-    for _, card in sorted(cards.items()):
-        if isinstance(card, WorkerRegistered) and now - card.time_ns < SILENT_MAX_S * 1e9:
-            by_model.setdefault(card.card.name, []).append(card)
+    for card in await read_workers(bus):
+        by_model.setdefault(card.card.name, []).append(card)
     return [_served(name, by_model[name], now) for name in sorted(by_model)]
+
+
+async def read_workers(bus: Bus) -> list[WorkerRegistered]:
+    """All workers that were heard of in the last minute, by name."""
+    cards, now = await _cards(bus), now_ns()
+    known = [card for _, card in sorted(cards.items()) if isinstance(card, WorkerRegistered)]
+    return [card for card in known if now - card.time_ns < SILENT_MAX_S * 1e9]
 
 
 async def _cards(bus: Bus) -> dict[WorkerId, WorkerRegistered | WorkerGone]:

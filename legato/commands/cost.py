@@ -1,20 +1,17 @@
 """`legato cost`: what successful tasks have cost, and what was for nothing."""
 
-import re
-import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from legato.addresses import DATA
-from legato.commands.options import Data, Json, Nats, connected_client, finish
+from legato.commands.options import Data, Json, Nats, ago_ns, connected_client, finish
 from legato.console import out, print_json, say, table
 from shared.contracts import subjects
 from shared.contracts.costs import Cost, CostReport
 from shared.core.errors import LegatoError
 
-UNITS_S = {"m": 60, "h": 3600, "d": 86_400}
 NUMBERS = ("TASKS", "SUCCEEDED", "STEPS", "GPU S", "USD", "PER SUCCESS", "WASTED", "CACHED")
 
 Since = Annotated[str, typer.Option("--since", metavar="TIME", help="How far back: 30m, 12h, 7d. Default: all.")]
@@ -29,16 +26,7 @@ def cost(since: Since = "", json: Json = False, nats: Nats = "", data: Data = DA
     legato cost --since 24h
     legato cost --json | jq 'select(.successful > 0) | {kind, model, usd: (.usd / .successful)}'
     """
-    finish(_cost(_since_ns(since), json, nats, data))
-
-
-def _since_ns(since: str) -> int:
-    if not since:
-        return 0
-    found = re.fullmatch(r"(\d{1,6})([mhd])", since)
-    if found is None:
-        raise LegatoError(f"--since takes a number of minutes, hours or days such as 30m, 12h or 7d, not {since!r}")
-    return max(0, time.time_ns() - int(found[1]) * UNITS_S[found[2]] * 10**9)
+    finish(_cost(ago_ns("--since", since), json, nats, data))
 
 
 async def _cost(since_ns: int, json: bool, nats: str, data: Path) -> None:

@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+import re
 import signal
 import threading
+import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -13,9 +15,11 @@ import typer
 
 from legato.addresses import BUS_VARIABLE, bus_config, check_reachable, connecting, running_in
 from legato.client import Client
+from shared.core.errors import LegatoError
 from shared.runtime.bus import Bus, BusConfig
 
 ResultT = TypeVar("ResultT")
+UNITS_S = {"m": 60, "h": 3600, "d": 86_400}
 
 Nats = Annotated[str, typer.Option("--nats", metavar="URL", help=f"Address of NATS. Default: {BUS_VARIABLE}, else that of `legato up`.")]
 Data = Annotated[Path, typer.Option("--data", metavar="DIR", envvar="LEGATO_DATA", help="Directory of `legato up`.")]
@@ -23,6 +27,16 @@ Key = Annotated[str, typer.Option("--key", envvar="LEGATO_API_KEY", help="API ke
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Config = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Configuration file (TOML).")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Override one setting; may be repeated.")]
+
+
+def ago_ns(option: str, text: str) -> int:
+    """The time that long ago, Unix nanoseconds; 0 for no text. Raises LegatoError for what is no length of time."""
+    if not text:
+        return 0
+    found = re.fullmatch(r"(\d{1,6})([mhd])", text, re.ASCII)
+    if found is None:
+        raise LegatoError(f"{option} takes a number of minutes, hours or days such as 30m, 12h or 7d, not {text!r}")
+    return max(0, time.time_ns() - int(found[1]) * UNITS_S[found[2]] * 10**9)
 
 
 @asynccontextmanager
