@@ -11,7 +11,7 @@ import nats.errors
 
 from services.worker.attempt import Attempt
 from services.worker.config import WorkerConfig
-from services.worker.engines.choice import build
+from services.worker.engines.choice import build, equipped
 from services.worker.fleet import Presence
 from services.worker.kv_relay import KvRelay
 from services.worker.notices.watch import watch
@@ -42,7 +42,7 @@ async def run(context: Context) -> None:
     """Serve until told to stop, then drain."""
     if not is_subject_token(context.instance):
         raise LegatoError(f"a worker's instance name is part of NATS subjects: letters, digits, - and _ only, not {context.instance!r}")
-    config = context.section(WorkerConfig, "worker")
+    config = equipped(context.section(WorkerConfig, "worker"), context.options)
     await Worker(context, config).run()
 
 
