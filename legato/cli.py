@@ -15,7 +15,7 @@ from shared.core.errors import LegatoError, leaves
 # Each is a function, or a group of them, in the module of its name in legato/commands; in the order in which people meet them.
 COMMANDS = (
     *("up", "submit", "status", "models", "timeline", "workflow", "cost", "replay", "dead", "run", "migrate"),
-    *("simulate", "calibrate", "demo"),
+    *("record", "simulate", "calibrate", "demo"),
 )
 
 

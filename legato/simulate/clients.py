@@ -97,7 +97,7 @@ class Clients:
                 step=step.id,
                 workflow=WorkflowId(program.id) if len(program.calls) > 1 else WorkflowId(""),
                 key=key_of(program.tenant),
-                model=program.model or self._model,
+                model=call.model or program.model or self._model,
                 prompt_tokens=call.prompt_tokens,
                 context_tokens=1 << 40,
                 sampling=Sampling(max_tokens=call.max_tokens or call.output.tokens),

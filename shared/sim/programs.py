@@ -31,6 +31,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int = 0  # what the client says; 0: exactly the output
     after: tuple[str, ...] = ()
     wait_s: float = 0.0
+    model: str = ""  # empty: the program's
 
     @property
     def prompt_tokens(self) -> int:

@@ -14,7 +14,21 @@ import msgspec
 
 from shared.core.errors import LegatoError
 from shared.sim.programs import Program
-from shared.sim.workloads import aiperf, autonomous, azure, chat, claude_code, copilot, dag, miniswe, mooncake, research, servegen, single
+from shared.sim.workloads import (
+    aiperf,
+    autonomous,
+    azure,
+    chat,
+    claude_code,
+    copilot,
+    dag,
+    miniswe,
+    mooncake,
+    recorded,
+    research,
+    servegen,
+    single,
+)
 from shared.sim.workloads.settings import Clients
 from shared.sim.workloads.source import Source
 from shared.sim.workloads.spot import spot_capacity
@@ -42,6 +56,7 @@ KINDS = {
     "claude-code": Kind(claude_code.ClaudeCode, claude_code.programs),
     "miniswe": Kind(miniswe.MiniSwe, miniswe.programs),
     "aiperf": Kind(aiperf.Aiperf, aiperf.programs),
+    "recorded": Kind(recorded.Recorded, recorded.programs),
 }
 
 
