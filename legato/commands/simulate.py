@@ -1,21 +1,27 @@
 """`legato simulate SCENARIO`: how a fleet would do, and which policy does best on it."""
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from tempfile import TemporaryDirectory
+from typing import Annotated, NamedTuple
 
 import msgspec
 import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from legato.commands.options import Json
+from legato.addresses import DATA
+from legato.commands import record
+from legato.commands.options import Json, Nats, connected, finish
 from legato.console import err, fail, out, print_json, say, table
 from legato.simulate.comparison import Comparison, compare
 from legato.simulate.figures import Figures, Report
-from legato.simulate.loading import changed, read, shipped
+from legato.simulate.from_log import played
+from legato.simulate.loading import Document, changed, read, shipped
 from legato.simulate.page import page
+from legato.simulate.registered import registered
 from legato.simulate.runs import Told, run_all
 from legato.simulate.scenario import Scenario
 from legato.simulate.shown import print_comparison
@@ -24,6 +30,7 @@ from shared.core.errors import LegatoError
 
 SEEDS_MAX = 1_000
 JOBS_MAX = 256
+FLEET = "fleet"  # in place of a file: the running one
 
 Source = Annotated[str, typer.Argument(metavar="SCENARIO", help="A scenario file, or the name of a shipped one.", show_default=False)]
 Policies = Annotated[
@@ -33,6 +40,12 @@ Seeds = Annotated[int, typer.Option("--seeds", min=1, max=SEEDS_MAX, help="Runs 
 Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a report with plots, in one file.")]
 Changes = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change the scenario: pools.h100.count=8, ….")]
 Jobs = Annotated[int, typer.Option("--jobs", min=0, max=JOBS_MAX, help="Runs at a time. Default: one for each core.")]
+FromLog = Annotated[
+    str,
+    typer.Option(
+        "--from-log", metavar="FILE", help="Play what `legato record` wrote in FILE; `fleet`: what the running fleet has been asked."
+    ),
+]
 Traces = Annotated[Path, typer.Option("--data", metavar="DIR", help="Folder of the public traces, for scenarios that play them.")]
 
 
@@ -67,6 +80,8 @@ def simulate(  # noqa: PLR0913  # options
     set_: Changes = None,
     jobs: Jobs = 0,
     data: Traces = Path("../shared/data"),
+    from_log: FromLog = "",
+    nats: Nats = "",
     list_: Annotated[bool, typer.Option("--list", help="Show the shipped scenarios.")] = False,
     json: Json = False,
 ) -> None:
@@ -78,19 +93,22 @@ def simulate(  # noqa: PLR0913  # options
         legato simulate shared-prefixes --html report.html
         legato simulate shared-prefixes --policy default --policy scheduler.placement=round_robin --seeds 10
         legato simulate mine.toml --set pools.h100.count=8 --json | jq '.comparison.rows[] | select(.figure == "ttft_p99_s")'
+        legato simulate --from-log fleet --set pools.default.count=4      # the running fleet's load, on that fleet with four workers
+        legato simulate mine.toml --from-log day.jsonl                    # a recorded one, on another fleet
     """
     if list_:
         _print_shipped(json)
         return
-    if not scenario:
+    if not scenario and not from_log:
         raise LegatoError("which scenario? Name a file, or one of those that `legato simulate --list` shows")
     if html is not None and not html.absolute().parent.is_dir():
         raise LegatoError(f"--html {html}: there is no directory {html.absolute().parent}")
-    document = changed(read(scenario), set_ or [])
-    variants = scenarios(document, policy or [])
-    first = next(iter(variants.values()))
-    with _progress(first, len(variants) * seeds) as told:
-        reports = run_all(variants, seeds, data, jobs or os.cpu_count() or 1, told)
+    with TemporaryDirectory(prefix="legato-") as place:
+        document = _document(scenario, set_ or [], _Log(from_log, nats, Path(place)))
+        variants = scenarios(document, policy or [])
+        first = next(iter(variants.values()))
+        with _progress(first, len(variants) * seeds) as told:
+            reports = run_all(variants, seeds, data, jobs or os.cpu_count() or 1, told)
     comparison = compare(reports)
     if json:
         runs = [msgspec.convert(each, Run, from_attributes=True) for each in reports]
@@ -101,6 +119,41 @@ def simulate(  # noqa: PLR0913  # options
     if html is not None:
         _write(html, page(variants, comparison, reports))
     _end_by(reports)
+
+
+class _Log(NamedTuple):
+    """What `--from-log` says, where the fleet is, and where files may be until the end."""
+
+    source: str
+    nats: str
+    place: Path
+
+    def file(self) -> Path:
+        """The recorded load; that of the running fleet is recorded now."""
+        if self.source != FLEET:
+            return Path(self.source)
+        found, file = finish(record.read(0, time.time_ns(), self.nats, _fleets_data())), self.place / "fleet.jsonl"
+        record.write(file, found.rows)
+        for line in (record.told(found.rows), *found.notes):
+            say(line)
+        return file
+
+
+def _document(scenario: str, changes: list[str], log: _Log) -> Document:
+    """The scenario that is asked for. Raises LegatoError."""
+    if not log.source:
+        return changed(read(scenario), changes)
+    return played(read(scenario) if scenario else finish(_registered(log.nats)), log.file(), changes)
+
+
+async def _registered(nats: str) -> Document:
+    async with connected(nats, _fleets_data()) as bus:
+        return await registered(bus)
+
+
+def _fleets_data() -> Path:
+    """Where `legato up` runs: --data is the traces' here."""
+    return Path(os.environ.get("LEGATO_DATA", DATA))
 
 
 def _write(html: Path, text: str) -> None:

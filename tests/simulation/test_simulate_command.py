@@ -9,11 +9,14 @@ import pytest
 from typer.testing import CliRunner
 
 from legato.cli import build
+from legato.commands.record import write
 from legato.simulate.defined import FIGURES
 from legato.simulate.loading import read
 from legato.simulate.runs import run_all
 from legato.simulate.variants import scenarios
 from shared.core.errors import LegatoError
+from shared.sim.heap import SECOND_NS
+from shared.sim.workloads.recorded import Quote, Row
 
 SMALL = """
 question = "Is it played?"
@@ -118,3 +121,29 @@ def test_without_a_scenario_it_says_where_they_are() -> None:
     result = called("--list")
     assert result.exit_code == 0
     assert "shared-prefixes" in result.stdout
+
+
+def test_a_recorded_load_is_played_in_the_place_of_the_scenarios(small: str, tmp_path: Path) -> None:
+    """A conversation of two steps, of which the second begins with all that the first had and said, and one more step."""
+    blocks = list(range(100, 112))
+    about: dict[str, Any] = {"model": "recorded", "block_tokens": 16, "tenant": "acme"}
+    rows = [
+        Row(step="a", asked_ns=0, ended_ns=2 * SECOND_NS, prompt_tokens=70, output_tokens=60, blocks=blocks[:4], **about),
+        Row(step="b", asked_ns=SECOND_NS, prompt_tokens=40, output_tokens=20, blocks=[1, 2], **about),
+        Row(
+            step="c",
+            asked_ns=4 * SECOND_NS,
+            prompt_tokens=200,
+            output_tokens=20,
+            after=blocks[3],
+            blocks=blocks[4:],
+            quotes=Quote(step="a", at=4, blocks=4, rest=6),
+            **about,
+        ),
+    ]
+    write(tmp_path / "day.jsonl", rows)
+    [run] = answer(small, "--from-log", str(tmp_path / "day.jsonl"), "--policy", "default", "--set", "block_tokens=16")["runs"]
+    figures = run["figures"]
+    assert (figures["calls"], figures["programs"], figures["call_success"]) == (3, 2, 1)
+    assert figures["hit_rate"] == pytest.approx(8 * 16 / (70 + 40 + 200))
+    assert list(run["tenants"]) == ["acme"]
