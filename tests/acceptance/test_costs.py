@@ -1,11 +1,14 @@
 """What work costs, on a fleet whose worker has a price: shares of the engine's time, per successful task, and what was for nothing."""
 
 import asyncio
+import json
 import os
+import re
 import signal
 import sys
 import uuid
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,15 +16,20 @@ import pytest
 from openai import AsyncOpenAI, RateLimitError
 
 from legato import Client, Refused
+from legato.commands.record import write
 from legato.fleet import Fleet
+from legato.simulate.journals import read_recording
 from shared.contracts import subjects
 from shared.contracts.costs import Cost, CostReport
 from shared.contracts.ids import StepId, WorkflowId
-from shared.contracts.outcomes import Reason, Status
+from shared.contracts.outcomes import Reason, Status, Usage
 from shared.contracts.steps import StepAdmitted, StepRecord
 from shared.contracts.streams import STEPS
 from shared.contracts.workflows import WorkflowRecord
 from shared.core.money import NANO
+from shared.runtime.clock import now_ns
+from shared.sim.workloads import workload
+from shared.sim.workloads.recorded import Row
 from tests.acceptance.conftest import running_fleet
 
 LIMIT_S = 120.0
@@ -163,6 +171,60 @@ async def _result(client: Client, prompt: str) -> StepId:
     step = await client.submit(prompt=prompt, **ASKED)
     await step.result(LIMIT_S)
     return step.id
+
+
+async def test_what_was_asked_of_a_fleet_can_be_asked_again_in_a_simulation(fleet: Fleet, client: Client, tmp_path: Path) -> None:
+    """As often, as long, and as much of it found in caches; on this fleet, and for its price."""
+    began_ns = now_ns()
+    talks = await asyncio.gather(*(_talk(client, name) for name in ("Ann", "Bob")), _write(client))
+    used = [usage for talk in talks for usage in talk]
+    file = tmp_path / "asked.jsonl"
+    write(file, await _recorded(fleet, began_ns, len(used)))
+    programs = list(workload("recorded", {"path": str(file)}, LIMIT_S, 1))
+    assert sorted(len(program.calls) for program in programs) == [4, 4, 5]
+    calls = [call for program in programs for call in program.calls]
+    assert sorted(call.prompt_tokens for call in calls) == sorted(usage.prompt_tokens for usage in used)
+    figures = json.loads(await _command(fleet, "--from-log", str(file), "--json", command="simulate"))["runs"][0]["figures"]
+    assert (figures["calls"], figures["programs"], figures["call_success"]) == (len(used), len(programs), 1)
+    hits = sum(usage.cached_tokens for usage in used) / sum(usage.prompt_tokens for usage in used)
+    assert hits > 0.5
+    assert figures["hit_rate"] == pytest.approx(hits, abs=0.05)
+    assert figures["fleet_usd"] == pytest.approx(figures["fleet_gpu_s"])
+    said = await _command(fleet, str(file), "--since", "1h", command="record")
+    assert re.match(r"\d+ steps of \d+ workflows and 1 tenant, from ", said)
+    assert len(file.read_bytes().splitlines()) == int(said.split()[0]) >= len(used)
+
+
+async def _talk(client: Client, name: str) -> list[Usage]:
+    messages = [{"role": "user", "content": f"This is {name}. Let us talk, and let us talk at length. " * 8}]
+    used = []
+    for _ in range(4):
+        result = await (await client.submit(model="sim-small", messages=messages, max_tokens=40)).result(LIMIT_S)
+        used.append(result.usage)
+        messages += [{"role": "assistant", "content": result.text}, {"role": "user", "content": "Do go on, and do not stop. " * 3}]
+    return used
+
+
+async def _write(client: Client) -> list[Usage]:
+    """A workflow: a plan, three parts side by side, and what they have in common."""
+    async with client.workflow("writing", id=uuid.uuid4().hex) as workflow:
+        plan = await workflow.step("plan", prompt="Plan a report about rivers. " * 10, **ASKED)
+        parts = await asyncio.gather(
+            *(workflow.step(f"part {number}", prompt=f"{'Write about rivers. ' * 10}{plan.text}{number}", **ASKED) for number in range(3))
+        )
+        whole = await workflow.step("whole", prompt="".join(part.text for part in parts), **ASKED)
+        await workflow.complete(success=True)
+    return [each.usage for each in (plan, *parts, whole)]
+
+
+async def _recorded(fleet: Fleet, since_ns: int, steps: int) -> list[Row]:
+    """Once the journals, which are written behind, have all of them."""
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            rows = (await read_recording(fleet.bus, since_ns, now_ns(), lambda service, number: None)).rows
+            if len(rows) == steps and all(row.ended_ns and row.block_tokens for row in rows):
+                return rows
+            await asyncio.sleep(0.1)
 
 
 async def _command(fleet: Fleet, *words: str, command: str = "cost") -> str:
