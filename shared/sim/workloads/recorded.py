@@ -87,11 +87,9 @@ class Log:
         self.quoted: dict[int, Quote] = {}  # by block
         self._paths: dict[int, _Path] = {}  # by their last block, which names the whole
         try:
-            with path.open() as file:
-                for row in parsed(path, file, lambda line: self._taken(_DECODER.decode(line))):
-                    self.rows.append(row)
-        except (OSError, UnicodeDecodeError) as error:
-            raise LegatoError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is no text in UTF-8'}") from error
+            self.rows += parsed(path, lambda line: self._taken(_DECODER.decode(line)))
+        except OSError as error:
+            raise LegatoError(f"cannot read {path}: {error.strerror}") from error
         if not self.rows:
             raise LegatoError(f"{path} has no step: record some with `legato record {path}` while a fleet runs")
 
