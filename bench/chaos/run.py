@@ -36,6 +36,7 @@ SETTINGS = (
     "scheduler.attempts_max=50",  # one that loses its worker again and again is to go on here; usually it is given up
 )
 WITH_SGLANG = ("router.patience_ms=600000",)  # all workers of its model may load at once, for minutes on a busy machine; usually 30 s
+OF_SGLANG = "worker.drain_timeout_s=2"  # its answers are short: with the usual 30 s its workers would finish them and hand none over
 STREAMS_OF_SGLANG = 4
 SGLANGS = 2  # workers with SGLang in a mixed fleet
 SGLANG_MODEL = "smollm2-135m"
@@ -89,7 +90,8 @@ class Storm(msgspec.Struct, frozen=True, kw_only=True):
     def fleet(self) -> Wanted:
         """All but what a mixed one has besides."""
         engine, workers = ("sglang", SGLANGS) if self.engine == "mixed" else (self.engine, self.workers)
-        return Wanted(engine=engine, workers=workers, settings=self.settings)
+        settings = (*self.settings, *((OF_SGLANG,) if engine == "sglang" else ()))
+        return Wanted(engine=engine, workers=workers, settings=settings)
 
     @property
     def besides(self) -> list[Launch]:
