@@ -5,12 +5,14 @@ input decides, in neither. All tables hold steps that are not over, live workers
 """
 
 import heapq
-from itertools import islice
+from functools import cached_property
+from itertools import islice, pairwise
 from typing import Any
 
 import msgspec
 
 from services.scheduler import ordering
+from services.scheduler.load import Fleet
 from services.scheduler.ordering import Ledger
 from services.scheduler.policies.reserve import blocks_needed, uncached_tokens
 from services.scheduler.queue import Queue
@@ -88,7 +90,7 @@ class Worker(msgspec.Struct, kw_only=True, omit_defaults=True):
     strangers: dict[StepId, int] = {}  # steps in its hands that nobody here knows: since when
 
 
-class State(msgspec.Struct, kw_only=True, omit_defaults=True):
+class State(msgspec.Struct, kw_only=True, omit_defaults=True, dict=True):
     """Everything that a decision sees, besides the input, the time and the configuration."""
 
     cell: CellId
@@ -115,6 +117,18 @@ class State(msgspec.Struct, kw_only=True, omit_defaults=True):
     service_ms: dict[ModelName, float] = {}  # mean time of an attempt that succeeded
     ledger: Ledger = msgspec.field(default_factory=Ledger)  # what the order of the queues must know
     last: dict[ModelName, WorkerId] = {}  # who was given a step of each model last; the model that was least lately first
+
+    @cached_property
+    def fleet(self) -> Fleet:
+        """What follows from workers and steps, kept at hand: not in snapshots, made when it is first asked for."""
+        heard = list(self.heard.values())
+        newest_ns = max(heard, default=0)
+        unsure = newest_ns > self.now_ns or any(later < earlier for earlier, later in pairwise(heard))
+        fleet = Fleet(self.workers, newest_ns if unsure else 0)
+        for step in self.steps.values():
+            if step.worker:
+                fleet.started(step.id, step.job)
+        return fleet
 
     def listening_since(self, silence_ns: int) -> int:
         """The end of the last silence on the bus that was longer than `silence_ns`: before it, nobody could be heard."""
@@ -158,6 +172,8 @@ def take_out(state: State, step: Step) -> None:
     if step.worker:
         worker = state.workers[step.worker]
         del worker.placed[step.id]
+        state.fleet.changed[worker.id] = None
+        state.fleet.stopped(step.id, step.job)
         _count(state, step.job.priority, -1)
         worker.reserved_blocks -= step.blocks
         worker.prefill_tokens -= step.prefill_tokens
@@ -189,6 +205,8 @@ def put_back(state: State, step: Step, failed_on: WorkerId) -> None:
 
 def place(state: State, step: Step, worker: Worker, attempt: int, cached_tokens: int) -> None:
     now_ns = state.now_ns
+    state.fleet.changed[worker.id] = None
+    state.fleet.started(step.id, step.job)
     _count(state, step.job.priority, 1)
     step.worker, step.attempt, step.placed_ns, step.seen_ns = worker.id, attempt, now_ns, now_ns
     step.blocks = blocks_needed(step.job, worker.block_tokens, cached_tokens)
@@ -245,11 +263,13 @@ def lose_all(state: State, worker: Worker) -> None:
 
 def forget(state: State, worker: Worker) -> None:
     del state.workers[worker.id], state.heard[worker.id]
+    state.fleet.changed[worker.id] = None
     state.leaving.pop(worker.id, None)
 
 
 def enter(state: State, worker: Worker, new: WorkerState) -> None:
     worker.state = new
+    state.fleet.changed[worker.id] = None
     if new is WorkerState.DRAINING:
         state.leaving[worker.id] = None
     else:

@@ -26,25 +26,25 @@ Invariants: an attempt number is dispatched at most once; a step is closed at mo
 set aside is the sum over what is placed there; after each input no step is closed or failed and still kept.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from services.scheduler.book import MS, State, Step
+from services.scheduler.book import MS, State, Step, Worker
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.enforce import enforce, wake_ns
-from services.scheduler.load import Load, busy_slots, has_place
+from services.scheduler.load import PROMPT_TOKENS, Room
 from services.scheduler.moving import move
 from services.scheduler.ordering import DEFAULT, Ledger, first_first, last_first
 from services.scheduler.plan import Plan
 from services.scheduler.policies import retry
 from services.scheduler.policies.filter_fits import could_ever_fit
-from services.scheduler.policies.preempt import gives_way
+from services.scheduler.policies.preempt import gives_way, rank
 from services.scheduler.queue import Queue
 from services.scheduler.report import queue_report, report
 from services.scheduler.state import apply
 from shared.contracts.envelope import Message, Tick
 from shared.contracts.fleet import WorkerBeat, WorkerGone, WorkerRegistered, WorkerVanished
-from shared.contracts.ids import ModelName
+from shared.contracts.ids import ModelName, StepId
 from shared.contracts.kv import PrefixMatched
 from shared.contracts.outcomes import Problem, Reason, Status
 from shared.contracts.steps import AttemptEnded, CancelRequested, StepClosed, StepRouted
@@ -122,21 +122,22 @@ def _on_beat(plan: Plan, event: WorkerBeat) -> None:
     if worker is None or event.epoch < worker.epoch:
         return
     _settle_returned(plan)
-    grace_ns = plan.config.dispatch_grace_ms * MS
+    steps, now_ns, grace_ns = plan.state.steps, plan.now_ns, plan.config.dispatch_grace_ms * MS
     for item in event.running:
-        step = plan.state.steps.get(item.step)
+        step = steps.get(item.step)
         if step is None:
-            void = plan.now_ns - worker.strangers.get(item.step, plan.now_ns) >= grace_ns
+            void = now_ns - worker.strangers.get(item.step, now_ns) >= grace_ns
+        elif step.worker == worker.id and step.attempt == item.attempt:
+            continue
         else:
-            held = (step.held, step.held_attempt) == (worker.id, item.attempt)
-            void = (step.worker != worker.id or step.attempt != item.attempt) and not held
+            void = (step.held, step.held_attempt) != (worker.id, item.attempt)
         if void:
             plan.void(item.step, worker.id, item.attempt)
     for step_id in worker.placed:
-        step = plan.state.steps[step_id]
+        step = steps[step_id]
         if step.cancelled and not step.revoked:  # it was found here after somebody else had been told
             plan.revoke(step, Reason.CANCELLED)
-        elif step.seen_ns < plan.now_ns and plan.now_ns - max(step.seen_ns, plan.listening_since_ns) >= grace_ns:
+        elif step.seen_ns < now_ns and now_ns - max(step.seen_ns, plan.listening_since_ns) >= grace_ns:
             plan.lose(step)
     dispatch(plan, worker.model)
 
@@ -163,37 +164,29 @@ def dispatch(plan: Plan, model: ModelName) -> None:
     queue = plan.state.queues.get(model)
     if queue is None and not plan.state.leaving:
         return
-    waiting_max = plan.config.worker_queue_max if plan.config.queueing == "worker" else 0
-    if has_place(plan.state, model, waiting_max):
-        workers = plan.ready_workers(model)
-        heard, ready = plan.state.heard, len(workers)
-        open_ = [worker for worker in workers if busy_slots(worker) < worker.capacity.slots + waiting_max]
-        loads = [Load(worker, heard[worker.id], waiting_max) for worker in open_]
-        if plan.state.leaving:
-            move(plan, model, loads, ready)
-        if queue is not None:
-            _place(plan, queue, loads, ready)
+    room = plan.room(model)
+    if room.loads and plan.state.leaving:
+        move(plan, model, room)
     if queue is not None:
+        _place(plan, queue, room)
         _preempt(plan, queue, model)
 
 
-def _place(plan: Plan, queue: Queue, loads: list[Load], ready: int) -> None:
-    free = sum(load.places - load.busy for load in loads)
-    if free == 0:
+def _place(plan: Plan, queue: Queue, room: Room) -> None:
+    if not room.free:
         return
     for step_id in first_first(plan.state.ledger, queue.keys, plan.state.steps, plan.sent):
         step = plan.state.steps[step_id]
-        if step_id in plan.touched or _match_expected(plan, step, ready):
+        if step_id in plan.touched or _match_expected(plan, step, room.ready):
             continue
-        choice = plan.choose(step, loads, ready)
+        choice = plan.choose_in(step, room)
         if choice is not None:
-            plan.dispatch(step, choice, ready)
-            free -= 1
+            plan.dispatch(step, choice, room.ready)
         elif not _can_wait(plan, step):
             plan.close(step, _too_long(step))
-        elif step.failed_on not in [load.id for load in loads]:
+        elif step.failed_on not in room.loads and step.failed_on not in room.filled:
             return
-        if free == 0:
+        if not room.free:
             return
 
 
@@ -206,14 +199,40 @@ def _preempt(plan: Plan, queue: Queue, model: ModelName) -> None:
         return
     steps, touched = plan.state.steps, plan.touched
     head = next((steps[key[2]] for key in queue.keys if key[2] not in touched), None)
-    workers = plan.ready_workers(model)
-    if head is None or _match_expected(plan, head, len(workers)):  # it may yet find room
+    if head is None or _match_expected(plan, head, plan.room(model).ready):  # it may yet find room
         return
-    running = ((steps[step], worker) for worker in workers for step in worker.placed if step not in touched)
-    able = ((step, worker) for step, worker in running if not (step.revoked or step.closed or step.cancelled))
-    victim = gives_way(head.job, able, gap)
-    if victim is not None:
-        plan.revoke(victim, Reason.PREEMPTED)
+    for priority in sorted(plan.fleet.running):  # the least urgent give way first, whatever else is said for others
+        if priority > head.job.priority - gap:
+            return
+        victim = _gives_way(plan, head, priority)
+        if victim is not None:
+            plan.revoke(victim, Reason.PREEMPTED)
+            return
+
+
+def _gives_way(plan: Plan, head: Step, priority: int) -> Step | None:
+    """Of the steps that run with that priority: the shortest prompts first, until no longer one can be the shortest context."""
+    found: Step | None = None
+    for length, alike in sorted(plan.fleet.running[priority].items()):
+        if found is not None and rank(found)[1] < length * PROMPT_TOKENS:
+            break
+        running = _stoppable(plan, alike, head.job.model)
+        victim = gives_way(head.job, running, plan.config.preempt_gap)
+        if victim is not None and (found is None or rank(victim) < rank(found)):
+            found = victim
+    return found
+
+
+def _stoppable(plan: Plan, running: Iterable[StepId], model: ModelName) -> Iterator[tuple[Step, Worker]]:
+    """Those of the steps that run on ready workers of the model, and are not being stopped."""
+    steps, workers, counted = plan.state.steps, plan.state.workers, plan.fleet.counted
+    for step_id in running:
+        step = steps[step_id]
+        if step_id in plan.touched or step.revoked or step.closed or step.cancelled:
+            continue
+        on = counted[step.worker]
+        if on.ready and on.model == model:
+            yield step, workers[step.worker]
 
 
 def _match_expected(plan: Plan, step: Step, ready: int) -> bool:
@@ -226,7 +245,7 @@ def _match_expected(plan: Plan, step: Step, ready: int) -> bool:
 
 def _can_wait(plan: Plan, step: Step) -> bool:
     """Whether room for the step can ever appear on a worker that is known."""
-    workers = [worker for worker in plan.state.workers.values() if worker.model == step.job.model]
+    workers = plan.room(step.job.model).known.values()
     return any(could_ever_fit(step.job, worker.block_tokens, worker.capacity.blocks) for worker in workers)
 
 

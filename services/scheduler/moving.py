@@ -1,15 +1,16 @@
 """Away from workers that leave: which steps move, and where to. They take room like any other step, so that nobody's leaving crowds those
 who stay, and each survivor warms only as much as it can soon compute."""
 
-from services.scheduler.load import Load
+from services.scheduler.load import Load, Room
 from services.scheduler.plan import Plan
 from services.scheduler.policies.filter_warming import can_warm
 from services.scheduler.policies.leave import stays
 from shared.contracts.ids import ModelName
 
 
-def move(plan: Plan, model: ModelName, loads: list[Load], ready: int) -> None:
-    """Dispatch again what leaving workers of the model will not finish. `loads`: the ready workers with a free slot."""
+def move(plan: Plan, model: ModelName, room: Room) -> None:
+    """Dispatch again what leaving workers of the model will not finish."""
+    loads, ready = room.listed(), room.ready
     for worker_id in plan.state.leaving:
         worker = plan.state.workers[worker_id]
         if worker.model != model or not worker.placed:

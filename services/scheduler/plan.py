@@ -1,10 +1,13 @@
 """What one decision has decided so far. The state is only read: its changes follow from the messages."""
 
+from functools import cached_property
 from typing import Required, TypedDict
 
-from services.scheduler.book import ENDING, MS, State, Step, Worker
+from services.scheduler.book import ENDING, MS, State, Step
 from services.scheduler.config import SchedulerConfig
-from services.scheduler.load import Load, ready_workers
+from services.scheduler.fleet import refreshed
+from services.scheduler.load import Fleet, Load, Room
+from services.scheduler.narrow import narrowed
 from services.scheduler.placement import Choice, choose
 from services.scheduler.policies.reserve import blocks_needed, uncached_tokens
 from services.scheduler.policies.retry import Verdict, verdict
@@ -44,8 +47,19 @@ class Plan:
         """Nobody is blamed for silence before this: it was the bus, or this process, that was silent."""
         return self.state.listening_since(self.config.lease_ms * MS // 2)
 
-    def ready_workers(self, model: ModelName) -> list[Worker]:
-        return ready_workers(self.state, model, self.now_ns, self.config.lease_ms * MS)
+    @cached_property
+    def fleet(self) -> Fleet:
+        """Workers and their room: as they are, less what this decision has placed."""
+        return refreshed(self.state, self.now_ns, self.config.lease_ms * MS, self._waiting_max)
+
+    @property
+    def _waiting_max(self) -> int:
+        """Steps that may wait in an engine."""
+        return self.config.worker_queue_max if self.config.queueing == "worker" else 0
+
+    def room(self, model: ModelName) -> Room:
+        """Of the workers of one model; an empty one where there are none."""
+        return self.fleet.rooms.get(model) or Room()
 
     def verdict(self, step: Step) -> Verdict | None:
         return verdict(step, self.now_ns, self.config.attempts_max)
@@ -54,6 +68,13 @@ class Plan:
         """The worker for the step, or None: nobody has room. `loads`: those of the `ready` workers that have a free slot."""
         model = step.job.model
         return choose(step, loads, ready, self.config, self.last.get(model) or self.state.last.get(model, WorkerId("")))
+
+    def choose_in(self, step: Step, room: Room) -> Choice | None:
+        """Likewise, among all in a room. Other placements than the default look at each of them, and so does that where steps may wait in
+        engines, whatever room they need."""
+        few = self.config.placement == "least_finish" and not self._waiting_max
+        loads = narrowed(step, room) if few else room.listed()
+        return self.choose(step, loads, room.ready)
 
     def sent(self, step: StepId) -> bool:
         """Whether the step is what was dispatched last."""
@@ -79,7 +100,7 @@ class Plan:
                 **_about(step),
             )
         )
-        load.take(blocks_needed(step.job, load.block_tokens, cached), uncached_tokens(step.job, cached))
+        self.fleet.take(load, blocks_needed(step.job, load.block_tokens, cached), uncached_tokens(step.job, cached))
 
     def close(self, step: Step, end: Verdict) -> None:
         """End the step, for the fleet and for its reader; a worker that may still have it is told to stop.

@@ -2,7 +2,6 @@
 
 from services.scheduler.book import MS, State
 from services.scheduler.config import SchedulerConfig
-from services.scheduler.load import busy_slots
 from services.scheduler.plan import Plan
 from services.scheduler.policies.drain import drain_ms
 from shared.contracts.fleet import QueueReported
@@ -13,7 +12,7 @@ def report(plan: Plan) -> None:
     """Every `report_ms`, each model's load, in order of their names."""
     state = plan.state
     if plan.now_ns - state.reported_ns >= plan.config.report_ms * MS:
-        models = dict.fromkeys(worker.model for worker in state.workers.values()) | dict.fromkeys(state.queues)
+        models = dict.fromkeys(plan.fleet.rooms) | dict.fromkeys(state.queues)
         plan.outputs += [queue_report(plan, model) for model in sorted(models)]
 
 
@@ -25,18 +24,17 @@ def next_report_ns(state: State, config: SchedulerConfig) -> int:
 def queue_report(plan: Plan, model: ModelName) -> QueueReported:
     """One model's load, before what this input may dispatch."""
     state = plan.state
-    ready = plan.ready_workers(model)
+    room = plan.room(model)
     queue = state.queues.get(model)
-    depth, slots = len(queue.keys) if queue else 0, sum(worker.capacity.slots for worker in ready)
-    busy = sum(min(busy_slots(worker), worker.capacity.slots) for worker in ready)
+    depth = len(queue.keys) if queue else 0
     return QueueReported(
         cell=state.cell,
         model=model,
         depth=depth,
         waiting_tokens=queue.tokens if queue else 0,
-        running=sum(len(worker.placed) for worker in state.workers.values() if worker.model == model),
-        slots=slots,
-        workers=len(ready),
+        running=room.running,
+        slots=room.slots,
+        workers=room.ready,
         order=plan.config.order,
-        drain_ms=drain_ms(depth, slots, busy, state.service_ms.get(model, 0.0)),
+        drain_ms=drain_ms(depth, room.slots, room.busy, state.service_ms.get(model, 0.0)),
     )

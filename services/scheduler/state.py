@@ -47,6 +47,8 @@ FORGET_NS = 600_000 * MS  # a worker that was silent so long, and has nothing, i
 def apply(state: State, event: Message, now_ns: int) -> None:
     """Fold one input or one decision."""
     kind = type(event)
+    if now_ns < state.now_ns:
+        state.fleet.unsure_ns = max(state.fleet.unsure_ns, state.now_ns)
     state.now_ns = now_ns
     if kind in _HEARD:
         _hear(state, now_ns)
@@ -101,7 +103,8 @@ def _on_routed(state: State, event: StepRouted, now_ns: int) -> None:
 
 def _on_matched(state: State, event: PrefixMatched, now_ns: int) -> None:
     state.matched_ns = now_ns
-    cached = {worker: blocks * event.block_tokens for worker, blocks in event.blocks.items()}
+    tokens = {blocks: blocks * event.block_tokens for blocks in dict.fromkeys(event.blocks.values())}  # numbers to be shared: they are kept
+    cached = {worker: tokens[blocks] for worker, blocks in event.blocks.items()}
     step = state.steps.get(event.step)
     if step is not None:
         step.cached = cached
@@ -150,6 +153,7 @@ def _on_ended(state: State, event: AttemptEnded, now_ns: int) -> None:
     worker = state.workers.get(event.worker)
     if worker is not None and event.problem is not None and event.problem.reason is Reason.NO_CAPACITY:
         worker.beaten = False  # it loads, drains or is down, which we did not know
+        state.fleet.changed[worker.id] = None
     step = state.steps.get(event.step)
     if step is not None and (event.worker, event.attempt) == (step.held, step.held_attempt):
         step.held = WorkerId("")
@@ -217,6 +221,7 @@ def _on_vanished(state: State, event: WorkerVanished, now_ns: int) -> None:
     if worker is not None:
         lose_all(state, worker)
         worker.beaten = False
+        state.fleet.changed[worker.id] = None
 
 
 def _on_beat(state: State, event: WorkerBeat, now_ns: int) -> None:
@@ -247,16 +252,17 @@ def _on_beat(state: State, event: WorkerBeat, now_ns: int) -> None:
 def _confirm(state: State, step: Step, worker: Worker, item: RunningStep, now_ns: int) -> bool:
     """Whether the listed attempt is the step's current one. What the worker has counts more than what was recorded: after a crash a
     second decision may have named another worker, while the stream kept the first."""
-    moved = item.attempt == step.attempt and step.worker not in ("", worker.id)
-    if moved or (item.attempt > step.attempt and step.problem is None):
+    if step.worker != worker.id or step.attempt != item.attempt:
+        moved = item.attempt == step.attempt and step.worker
+        if not moved and (item.attempt <= step.attempt or step.problem is not None):
+            return False
         take_out(state, step)
         place(state, step, worker, item.attempt, 0)
-    if step.worker != worker.id or step.attempt != item.attempt:
-        return False
     step.seen_ns = now_ns
-    ordering.produced(state.ledger, step, item.output_tokens)
-    step.produced = max(step.produced, item.output_tokens)
-    if item.output_tokens:  # it has gone on: whoever had the step before has nothing of it any more, also where it could not say so
+    if item.output_tokens > step.produced:
+        ordering.produced(state.ledger, step, item.output_tokens)
+        step.produced = item.output_tokens
+    if item.output_tokens and step.held:  # it has gone on: whoever had the step before has nothing of it any more
         step.held = WorkerId("")
     if item.output_tokens and step.prefill_tokens:
         worker.prefill_tokens -= step.prefill_tokens

@@ -16,21 +16,27 @@ from services.scheduler.policies.reserve import blocks_needed
 from services.scheduler.policies.score_finish import decode_s
 from shared.contracts.steps import Job
 
+Rank = tuple[int, int, str]
 SHORT_S = 2.0
 PREEMPTIONS_MAX = 2
 
 
+def rank(step: Step) -> Rank:
+    """The least gives way first."""
+    return step.job.priority, step.job.prompt_tokens + step.produced, step.id
+
+
 def gives_way(job: Job, running: Iterable[tuple[Step, Worker]], gap: int) -> Step | None:
     """The step to stop, or None. `running`: steps with their workers, all of which serve the job's model."""
-    best: tuple[int, int, str] | None = None
+    best: Rank | None = None
     victim = None
     for step, worker in running:
-        rank = (step.job.priority, step.job.prompt_tokens + step.produced, step.id)
+        mine = rank(step)
         urgent = step.job.priority > job.priority - gap or step.preemptions >= PREEMPTIONS_MAX
-        if urgent or (best is not None and rank >= best):
+        if urgent or (best is not None and mine >= best):
             continue
         load = Load(worker)
         room = load.busy <= load.slots and blocks_needed(job, load.block_tokens, 0) <= load.free_blocks + step.blocks
         if room and decode_s(step.job.max_tokens - step.produced, load) > SHORT_S:
-            best, victim = rank, step
+            best, victim = mine, step
     return victim

@@ -1,0 +1,42 @@
+"""Which workers with room are worth a look, where the least predicted finish wins: a few, however many there are.
+
+Of two workers that are alike (load.py: equal rates and sizes, equally busy), the one with more to compute before, or less of the prompt
+cached, finishes a step later; equals are told apart by id. So of each row of such workers, which begins with the least backlog, the first
+that may have the step and holds as much of the prompt as the rest do beats all behind it. The few that hold more than the rest are looked
+at one by one. Where few have enough free blocks at all, these are looked at, and no others.
+"""
+
+from services.scheduler.book import Step
+from services.scheduler.load import Load, Room
+from services.scheduler.policies.filter_failed import is_spared
+from services.scheduler.policies.filter_fits import fits
+from services.scheduler.policies.reserve import expected_output_tokens
+from shared.contracts.ids import WorkerId
+
+DEEP_MAX = 16  # workers that hold more of a prompt than the rest
+
+
+def narrowed(step: Step, room: Room) -> list[Load]:
+    """Some of the room's loads, the one with the least predicted finish among them; none where the step fits nowhere."""
+    cached = step.cached or {}
+    amounts = sorted(cached.values())
+    tokens = step.job.prompt_tokens + expected_output_tokens(step.job)
+    if not room.roomy(tokens - (amounts[-1] if amounts else 0)):
+        return []
+    rest = amounts[-DEEP_MAX - 1] if len(amounts) > DEEP_MAX else 0  # no more than DEEP_MAX hold more than this
+    loads = room.loads
+    found = [loads[worker] for worker, held in cached.items() if held > rest and worker in loads]
+    roomy = room.roomy(tokens - rest)
+    if roomy <= len(room.rows):
+        return found + room.roomiest(roomy)
+    for row in room.rows.values():
+        for _, worker in row:
+            found.append(loads[worker])
+            if cached.get(worker, 0) >= rest and _may_have(step, loads[worker], cached, room.ready):
+                break
+    return found
+
+
+def _may_have(step: Step, load: Load, cached: dict[WorkerId, int], ready: int) -> bool:
+    held = min(cached.get(load.id, 0), step.job.prompt_tokens - 1)
+    return not is_spared(load, step, ready) and fits(step.job, load, held)
