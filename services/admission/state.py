@@ -63,6 +63,7 @@ class State(msgspec.Struct, kw_only=True):
     fleet: Catalogue = msgspec.field(default_factory=Catalogue)
     unheard: StepId = StepId("")  # whose refusal was news just now: its reader may not have been told
     swept_ns: int = 0
+    overdue_ns: int = 0  # before this, nothing in flight is past its deadline and the grace behind it
 
 
 def apply(state: State, event: Message, now_ns: int) -> None:
@@ -105,6 +106,7 @@ def _admitted(state: State, event: StepAdmitted, now_ns: int) -> None:
         use.tokens_idle_ns = now_ns
     use.tokens_full_ns = limits.taken(use.tokens_full_ns, reservation.tokens_ns, now_ns)
     state.in_flight[event.step] = InFlight(event.tenant, now_ns, event.job.deadline_ns, reservation, model=event.job.model)
+    state.overdue_ns = min(state.overdue_ns, event.job.deadline_ns + GRACE_NS)
     if reservation.nano_usd is not None:
         accounts.reserve(state.accounts, event, reservation.nano_usd, now_ns)
     state.again = bool(state.held)
@@ -182,11 +184,8 @@ def _unused_ns(entry: InFlight, use: Use, usage: Usage) -> int:
 def _sweep(state: State, now_ns: int) -> None:
     """Drop what nobody will settle any more, and tenants of whom there is nothing to remember."""
     state.swept_ns = now_ns
-    for step, entry in list(state.in_flight.items()):
-        if now_ns > entry.deadline_ns + GRACE_NS:
-            _free(state, step)
-            accounts.drop(state.accounts, step)
-            del state.in_flight[step]
+    if now_ns > state.overdue_ns:
+        _drop_overdue(state, now_ns)
     for tenant, use in list(state.tenants.items()):
         if not use.running and now_ns >= max(use.requests_full_ns, use.tokens_full_ns):
             del state.tenants[tenant]
@@ -197,3 +196,12 @@ def _sweep(state: State, now_ns: int) -> None:
     catalogue.expire(state.fleet, now_ns)
     for model in [name for name in state.prices if name not in state.fleet.models]:
         del state.prices[model]
+
+
+def _drop_overdue(state: State, now_ns: int) -> None:
+    for step in [step for step, entry in state.in_flight.items() if now_ns > entry.deadline_ns + GRACE_NS]:
+        _free(state, step)
+        accounts.drop(state.accounts, step)
+        del state.in_flight[step]
+    deadlines = (entry.deadline_ns for entry in state.in_flight.values())
+    state.overdue_ns = min(deadlines, default=now_ns) + GRACE_NS

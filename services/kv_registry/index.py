@@ -1,17 +1,25 @@
 """Which workers of one model hold which block: a bit per worker, so that one `and` per block finds the longest prefix of them all."""
 
 from collections.abc import Iterable
+from functools import cached_property
 
 import msgspec
 
 from shared.contracts.ids import WorkerId
 
+NAMED_MAX = 64  # sets of holders whose names are kept at hand
 
-class Index(msgspec.Struct):
+
+class Index(msgspec.Struct, dict=True):
     """`holders`: block hash to the bits of its holders, never 0. `members`: who has which bit."""
 
     holders: dict[int, int] = {}
     members: dict[int, WorkerId] = {}
+
+    @cached_property
+    def named(self) -> dict[int, list[WorkerId]]:
+        """The names behind bits, in order: not in snapshots. Who holds the beginning of all prompts changes seldom."""
+        return {}
 
 
 def join(index: Index, worker: WorkerId) -> int:
@@ -21,6 +29,12 @@ def join(index: Index, worker: WorkerId) -> int:
         bit += 1
     index.members[bit] = worker
     return bit
+
+
+def leave(index: Index, bit: int) -> None:
+    """Its worker holds nothing, and is gone."""
+    del index.members[bit]
+    index.named.clear()
 
 
 def add(index: Index, bit: int, held: dict[int, None], hashes: Iterable[int]) -> None:
@@ -52,22 +66,40 @@ def clear(index: Index, bit: int, held: dict[int, None]) -> None:
 
 def match(index: Index, blocks: list[int]) -> dict[WorkerId, int]:
     """How many leading `blocks` each worker holds, by worker id; those with none are left out. Takes as long as the longest match."""
-    found: list[tuple[WorkerId, int]] = []
-    left = index.holders.get(blocks[0], 0) if blocks else 0
-    depth = 0
+    holders = index.holders
+    first = left = holders.get(blocks[0], 0) if blocks else 0
+    depth, found = 0, []
     for block in blocks:
-        still = left & index.holders.get(block, 0)
+        still = left & holders.get(block, 0)
         if still != left:
-            found += [(worker, depth) for worker in _named(index, left ^ still)]
+            found.append((left ^ still, depth))
             left = still
         if not left:
             break
         depth += 1
-    found += [(worker, depth) for worker in _named(index, left)]
-    return dict(sorted(found))
+    if left:
+        found.append((left, depth))
+    if not found:
+        return {}
+    most = max(found, key=lambda group: group[0].bit_count())  # as a rule nearly all, who hold what prompts have in common
+    matched = dict.fromkeys(_named(index, first), most[1])
+    for mask, depth in found:
+        if mask != most[0]:
+            matched |= dict.fromkeys(_workers(index, mask), depth)
+    return matched
 
 
 def _named(index: Index, mask: int) -> list[WorkerId]:
+    """Sorted."""
+    workers = index.named.get(mask)
+    if workers is None:
+        if len(index.named) >= NAMED_MAX:
+            index.named.clear()
+        workers = index.named[mask] = sorted(_workers(index, mask))
+    return workers
+
+
+def _workers(index: Index, mask: int) -> list[WorkerId]:
     workers = []
     while mask:
         lowest = mask & -mask

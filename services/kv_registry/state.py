@@ -4,7 +4,7 @@ import msgspec
 
 from services.kv_registry import feed as feeds
 from services.kv_registry.feed import RETRY_NS, Feed
-from services.kv_registry.index import Index, clear, join
+from services.kv_registry.index import Index, clear, join, leave
 from services.kv_registry.paths import Paths, Stretch, learn
 from shared.contracts.envelope import Message
 from shared.contracts.fleet import WorkerBeat, WorkerGone, WorkerRegistered
@@ -106,7 +106,7 @@ def _drop(state: State, name: WorkerId) -> None:
     worker = state.workers.pop(name)
     index = state.indexes[worker.model]
     clear(index, worker.feed.bit, worker.feed.held)
-    del index.members[worker.feed.bit]
+    leave(index, worker.feed.bit)
     if not index.members:
         del state.indexes[worker.model]
 

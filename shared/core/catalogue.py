@@ -136,7 +136,8 @@ def _register(catalogue: Catalogue, event: WorkerRegistered, now_ns: int) -> Non
     model = catalogue.models.setdefault(place.model, KnownModel(card=event.card, seen_ns=now_ns))
     model.card, model.seen_ns = event.card, now_ns
     cell = model.cells.setdefault(place.cell, Cell())
-    cell.workers[event.worker] = KnownWorker(
+    before = cell.workers.get(event.worker)
+    now = cell.workers[event.worker] = KnownWorker(
         epoch=event.epoch,
         state=event.state,
         seen_ns=now_ns,
@@ -145,7 +146,10 @@ def _register(catalogue: Catalogue, event: WorkerRegistered, now_ns: int) -> Non
         usd_per_hour=event.hardware.usd_per_hour,
     )
     catalogue.places[event.worker] = place
-    _measure(model)
+    if before is None:
+        _measure(model, [now])
+    elif _rates(before) != _rates(now):
+        _measure_all(model)
 
 
 def _remove(catalogue: Catalogue, worker: WorkerId) -> None:
@@ -155,14 +159,27 @@ def _remove(catalogue: Catalogue, worker: WorkerId) -> None:
     del cell.workers[worker]
     if not cell.workers:
         del model.cells[place.cell]
-    _measure(model)
+    _measure_all(model)
 
 
-def _measure(model: KnownModel) -> None:
-    workers = [worker for cell in model.cells.values() for worker in cell.workers.values()]
-    model.decode_tokens_per_s = max((worker.decode_tokens_per_s for worker in workers), default=0.0)
-    model.prompt_token_usd = max((_token_usd(worker, worker.prefill_tokens_per_s) for worker in workers), default=0.0)
-    model.output_token_usd = max((_token_usd(worker, worker.decode_tokens_per_s) for worker in workers), default=0.0)
+def _measure_all(model: KnownModel) -> None:
+    """Costs a walk over the model's workers, so it is left out where one has only said again what it said before."""
+    model.decode_tokens_per_s = model.prompt_token_usd = model.output_token_usd = 0.0
+    _measure(model, [worker for cell in model.cells.values() for worker in cell.workers.values()])
+
+
+def _measure(model: KnownModel, workers: list[KnownWorker]) -> None:
+    """These workers too."""
+    for worker in workers:
+        decode, prompt_usd, output_usd = _rates(worker)
+        model.decode_tokens_per_s = max(model.decode_tokens_per_s, decode)
+        model.prompt_token_usd = max(model.prompt_token_usd, prompt_usd)
+        model.output_token_usd = max(model.output_token_usd, output_usd)
+
+
+def _rates(worker: KnownWorker) -> tuple[float, float, float]:
+    decode = worker.decode_tokens_per_s
+    return decode, _token_usd(worker, worker.prefill_tokens_per_s), _token_usd(worker, decode)
 
 
 def _token_usd(worker: KnownWorker, per_s: float) -> float:

@@ -68,6 +68,14 @@ def test_the_fastest_worker_gives_the_models_speed() -> None:
     assert fleet.models[SMALL].decode_tokens_per_s == 20
 
 
+def test_a_worker_that_becomes_slower_slows_its_model() -> None:
+    slow, fast = Capacity(blocks=1, slots=1, decode_tokens_per_s=20), Capacity(blocks=1, slots=1, decode_tokens_per_s=50)
+    fleet = folded(registered("a", capacity=slow), registered("b", capacity=fast), registered("b", capacity=fast))
+    assert fleet.models[SMALL].decode_tokens_per_s == 50
+    catalogue.fold(fleet, registered("b", capacity=Capacity(blocks=1, slots=1)), NOW)
+    assert fleet.models[SMALL].decode_tokens_per_s == 20
+
+
 def test_reports_of_cells_that_serve_nothing_are_not_kept() -> None:
     report = QueueReported(cell=WEST, model=SMALL, depth=1, waiting_tokens=1, running=1, slots=1, workers=1)
     fleet = folded(report, registered("a"), report)

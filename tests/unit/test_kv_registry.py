@@ -283,6 +283,18 @@ def test_a_worker_that_goes_or_falls_silent_is_forgotten_with_its_blocks() -> No
     assert registry.ask(1, 2) == {"c": 1, "d": 2}, "a free place is used again"
 
 
+def test_who_takes_the_place_of_a_worker_is_named_by_its_own_name_and_in_order() -> None:
+    registry = Registry("d", "a", "b")
+    for worker in ("d", "a", "b"):
+        registry.change(worker, stored(1))
+    registry.change("b", stored(2))
+    assert list(registry.ask(1, 2).items()) == [("a", 1), ("b", 2), ("d", 1)]
+    registry.take(WorkerGone(worker=WorkerId("d"), cell=CELL, epoch=1))
+    registry.register("c")
+    registry.change("c", stored(1, 2))
+    assert list(registry.ask(1, 2).items()) == [("a", 1), ("b", 2), ("c", 2)]
+
+
 def test_a_worker_that_changes_its_model_starts_anew() -> None:
     registry = Registry("a")
     registry.change("a", stored(1))
