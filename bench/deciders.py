@@ -1,9 +1,10 @@
 """`python -m bench.deciders`: what the deciders themselves cost, by the kind of input and per step, at several sizes of the fleet.
 
 The real machines (admission, router, scheduler, KV registry, autoscaler) take the inputs of a fleet that serves agents, one after another,
-in one process: no bus, no journal, no engines. The stream is made by bench/deciders_world.py. Times are CPU times of the one thread, so
-that other work on the machine counts little. A step's share holds all that comes with it: heartbeats, registrations, reports, ticks.
-`decided` names all that was decided: two versions of the code with the same one have decided the same.
+in one process: no bus, no journal, no engines. The stream is made by bench/deciders_world.py. Times are CPU times of the one thread. Other
+work on the machine still slows its core: the yardstick tells how fast that was at the time. A step's share holds all that comes with it:
+heartbeats, registrations, reports, ticks. `decided` names all that was decided: two versions of the code with the same one have decided
+the same.
 """
 
 import argparse
@@ -34,6 +35,7 @@ from services.scheduler.config import SchedulerConfig
 from services.scheduler.decide import MACHINE as SCHEDULER
 from shared.contracts.envelope import Message, Tick
 from shared.core.machine import ENCODER, Machine, step
+from shared.runtime.lifecycle import GARBAGE_AFTER
 
 SIZES = (16, 100, 1_000)
 SCENARIOS = (
@@ -69,6 +71,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     scenario: str
     steps: int
     us_per_step: float
+    yardstick_ns: float  # of one look into a small dict, beside it: some 25 on a core that nobody shares
     decided: str  # SHA-256 of all decisions, its first 16 digits
     rows: list[Row]
 
@@ -111,14 +114,35 @@ def measure(workers: int, scenario: Scenario, steps: int) -> Result:
         decider.costs.clear()
     gc.collect()
     gc.freeze()
+    gc.set_threshold(GARBAGE_AFTER, 20, 20)  # as the services do
+    before_ns = yardstick_ns()
     world.run(steps)
+    beside_ns = (before_ns + yardstick_ns()) / 2
     gc.unfreeze()
     rows = [
         _row(decider.name, kind, costs, steps) for decider in deciders.values() for kind, costs in sorted(decider.costs.items()) if costs
     ]
     decided = hashlib.sha256(b"".join(decider.decided.digest() for decider in deciders.values())).hexdigest()[:16]
     us_per_step = sum(row.us_per_step for row in rows)
-    return Result(workers=workers, scenario=scenario.name, steps=steps, us_per_step=us_per_step, decided=decided, rows=rows)
+    return Result(
+        workers=workers,
+        scenario=scenario.name,
+        steps=steps,
+        us_per_step=us_per_step,
+        yardstick_ns=beside_ns,
+        decided=decided,
+        rows=rows,
+    )
+
+
+def yardstick_ns() -> float:
+    """CPU time of one look into a small dict, now."""
+    numbers = dict.fromkeys(range(1_000))
+    began = time.thread_time_ns()
+    for _ in range(500):
+        for number in numbers:
+            numbers[number]
+    return (time.thread_time_ns() - began) / 500_000
 
 
 def _row(decider: str, kind: str, costs: list[int], steps: int) -> Row:
@@ -135,10 +159,9 @@ def _row(decider: str, kind: str, costs: list[int], steps: int) -> Row:
 
 def _table(result: Result) -> Table:
     per_s = result.workers * RATE_PER_WORKER
-    title = (
-        f"{result.workers:,} workers, {per_s:g} steps/s, {result.scenario}: {result.us_per_step:,.0f} µs per step, decided {result.decided}"
-    )
-    table = Table(title=title, title_justify="left")
+    title = f"{result.workers:,} workers, {per_s:g} steps/s, {result.scenario}: {result.us_per_step:,.0f} µs per step"
+    notes = f"yardstick {result.yardstick_ns:.0f} ns; decided {result.decided}"
+    table = Table(title=title, title_justify="left", caption=notes, caption_justify="left")
     for column in ("decider", "input", "per step", "p50 µs", "p99 µs", "µs per step"):
         table.add_column(column, justify="left" if column in ("decider", "input") else "right")
     for row in result.rows:
@@ -166,7 +189,7 @@ def main() -> None:
         return
     print(f"{datetime.now(UTC):%Y-%m-%d}, Python {platform.python_version()}, {platform.machine()}, one core")
     for result in results:
-        Console(width=120).print(_table(result))
+        Console(width=140).print(_table(result))
 
 
 if __name__ == "__main__":
