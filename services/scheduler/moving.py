@@ -3,24 +3,27 @@ who stay, and each survivor warms only as much as it can soon compute."""
 
 from services.scheduler.load import Load, Room
 from services.scheduler.plan import Plan
-from services.scheduler.policies.filter_warming import can_warm
+from services.scheduler.policies.filter_warming import can_warm, has_warmed
 from services.scheduler.policies.leave import stays
 from shared.contracts.ids import ModelName
 
 
 def move(plan: Plan, model: ModelName, room: Room) -> None:
     """Dispatch again what leaving workers of the model will not finish."""
-    loads, ready = room.listed(), room.ready
+    loads = [load for load in room.listed() if has_warmed(load)]
     for worker_id in plan.state.leaving:
         worker = plan.state.workers[worker_id]
         if worker.model != model or not worker.placed:
             continue
-        left_s = (worker.leaves_ns - plan.now_ns) / 1e9
+        leaving, left_s = Load(worker), (worker.leaves_ns - plan.now_ns) / 1e9
         for step_id in worker.placed:
             step = plan.state.steps[step_id]
             settled = step_id in plan.touched or step.closed or step.revoked or step.cancelled
-            if settled or stays(step, Load(worker), left_s):
+            if settled or stays(step, leaving, left_s):
                 continue
-            choice = plan.choose(step, [load for load in loads if can_warm(step, load)], ready)
+            if not loads:
+                return
+            choice = plan.choose(step, [load for load in loads if can_warm(step, load)], room.ready)
             if choice is not None:
-                plan.dispatch(step, choice, ready)
+                plan.dispatch(step, choice, room.ready)
+                loads = [load for load in loads if has_warmed(load)]

@@ -13,6 +13,11 @@ from services.scheduler.policies.score_finish import prefill_s
 WARMING_S = 1.0
 
 
+def has_warmed(load: Load) -> bool:
+    """Whether the worker may be given anything now."""
+    return load.backlog_tokens == 0 or prefill_s(1, load) <= WARMING_S
+
+
 def can_warm(step: Step, load: Load) -> bool:
     """Whether the worker may be given the step now."""
     return load.backlog_tokens == 0 or prefill_s(step.job.prompt_tokens + step.produced, load) <= WARMING_S
