@@ -53,7 +53,7 @@ class Load:
 
     @property
     def alike(self) -> "Alike":
-        """Loads that are equal in this differ in their free blocks and in their backlog only."""
+        """Loads that are equal in this differ in their free blocks and in their backlog only; how busy they are comes first."""
         return (
             self.busy,
             self.slots,
@@ -134,7 +134,7 @@ class Counted(NamedTuple):
     running: int
 
 
-PROMPT_TOKENS = 128  # of prompts that are put together in `Fleet.running`
+PROMPT_TOKENS = 16  # of prompts that are put together in `Fleet.running`
 
 
 class Fleet:

@@ -1,9 +1,10 @@
 """Which workers with room are worth a look, where the least predicted finish wins: a few, however many there are.
 
-Of two workers that are alike (load.py: equal rates and sizes, equally busy), the one with more to compute before, or less of the prompt
-cached, finishes a step later; equals are told apart by id. So of each row of such workers, which begins with the least backlog, the first
-that may have the step and holds as much of the prompt as the rest do beats all behind it. The few that hold more than the rest are looked
-at one by one. Where few have enough free blocks at all, these are looked at, and no others.
+Of two workers of equal size and rates, the one that is busier, has more to compute before, or less of the prompt cached, finishes a step
+later, if it is better in none of these; equals are told apart by id. So of each row of workers that are equally busy, which begins with the
+least backlog, the first that may have the step and holds as much of the prompt as the rest do beats all behind it, and in busier rows all
+that have no less backlog. The few that hold more than the rest are looked at one by one. Where few have enough free blocks at all, these
+are looked at, and no others.
 """
 
 from services.scheduler.book import Step
@@ -29,10 +30,15 @@ def narrowed(step: Step, room: Room) -> list[Load]:
     roomy = room.roomy(tokens - rest)
     if roomy <= len(room.rows):
         return found + room.roomiest(roomy)
-    for row in room.rows.values():
-        for _, worker in row:
+    best: dict[tuple[float, ...], int] = {}  # the backlog of the best so far, by size and rates
+    for alike in sorted(room.rows):
+        size = alike[1:]
+        for backlog, worker in room.rows[alike]:
+            if size in best and backlog >= best[size]:
+                break
             found.append(loads[worker])
             if cached.get(worker, 0) >= rest and _may_have(step, loads[worker], cached, room.ready):
+                best[size] = backlog
                 break
     return found
 
