@@ -332,6 +332,11 @@ def test_a_line_that_cannot_be_is_named(change: dict[str, Any], named: str, tmp_
 def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    for name, said in (("missing", "No such file"), ("empty", "has no step"), ("binary", "line 1: JSON is malformed"), ("", "Is a directory")):
+    for name, said in (
+        ("missing", "No such file"),
+        ("empty", "has no step"),
+        ("binary", "line 1: JSON is malformed"),
+        ("", "Is a directory"),
+    ):
         with pytest.raises(LegatoError, match=said):
             Log(tmp_path / name)
