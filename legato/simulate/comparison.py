@@ -8,16 +8,11 @@ import msgspec
 
 from legato.simulate.defined import BY_NAME, FIGURES, Better
 from legato.simulate.figures import Figures, Report
+from legato.simulate.summing import interval
 
-# Student's t, 97.5%: half of a two-sided interval of 95%, for 1 to 30 degrees of freedom (Abramowitz and Stegun 1964, table 26.10).
-T_975 = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
-    *(2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
-)
-Z_975 = 1.959964  # of the normal distribution
-LOSS_SHARE = 0.02  # a loss that is smaller is not worth a line
-LOSS_SHARE_UNSURE = 0.1  # and where one seed cannot say what is chance
-LOSSES_MAX = 12  # of one policy, the largest first
+PLACE_SHARE = 0.02  # a loss or a gain that is smaller is not worth a line
+PLACE_SHARE_UNSURE = 0.1  # and where one seed cannot say what is chance
+PLACES_MAX = 8  # of one policy, the largest first
 
 Verdict = Literal["better", "worse", "higher", "lower", "equal", "unclear"]
 
@@ -53,8 +48,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     differences: dict[str, Difference | None]  # of all but the first
 
 
-class Loss(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a policy is worse than the first one: for a kind of program, a tenant, or a part of the time."""
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a policy is worse, or better, than the first one: for a kind of program, a tenant, or a part of the time."""
 
     policy: str
     by: Literal["kind", "tenant", "part"]
@@ -71,26 +66,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     policies: list[str]
     seeds: list[int]
     rows: list[Row]
-    losses: list[Loss]
-
-
-def t_975(freedom: int) -> float:
-    """Student's t, 97.5%. Beyond the table by Abramowitz and Stegun 26.7.5, right to 0.0005 there."""
-    if freedom <= len(T_975):
-        return T_975[freedom - 1]
-    z = Z_975
-    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-
-
-def interval(values: Sequence[float]) -> tuple[float, float | None, float | None]:
-    """The mean of some values, and its 95% interval if there are two or more."""
-    count = len(values)
-    middle = math.fsum(values) / count
-    if count < 2:
-        return middle, None, None
-    variance = math.fsum((value - middle) ** 2 for value in values) / (count - 1)
-    half = t_975(count - 1) * math.sqrt(variance / count)
-    return middle, middle - half, middle + half
+    losses: list[Place]
+    gains: list[Place]
 
 
 def compare(reports: Sequence[Report]) -> Comparison:
@@ -100,8 +77,14 @@ def compare(reports: Sequence[Report]) -> Comparison:
     seeds = sorted(runs[policies[0]]) if policies else []
     figures = {policy: {seed: each.figures for seed, each in runs[policy].items()} for policy in policies}
     rows = [_row(figure.name, policies, figures) for figure in FIGURES]
-    losses = [loss for policy in policies[1:] for loss in _losses(policy, runs[policies[0]], runs[policy])]
-    return Comparison(policies=policies, seeds=seeds, rows=rows, losses=losses)
+    places = {policy: _places(policy, runs[policies[0]], runs[policy]) for policy in policies[1:]}
+    return Comparison(
+        policies=policies,
+        seeds=seeds,
+        rows=rows,
+        losses=[place for found in places.values() for place in _largest(found, "worse")],
+        gains=[place for found in places.values() for place in _largest(found, "better")],
+    )
 
 
 def _row(name: str, policies: Sequence[str], figures: Mapping[str, Mapping[int, Figures]]) -> Row:
@@ -156,10 +139,11 @@ def _verdict(better: Better, equal: bool, low: float | None, high: float | None)
     return "better" if way == better else "worse"
 
 
-def _losses(policy: str, base: Mapping[int, Report], other: Mapping[int, Report]) -> list[Loss]:
-    found: list[Loss] = []
-    places: tuple[tuple[Literal["kind", "tenant", "part"], str], ...] = (("kind", "kinds"), ("tenant", "tenants"), ("part", "parts"))
-    for by, field in places:
+def _places(policy: str, base: Mapping[int, Report], other: Mapping[int, Report]) -> list[Place]:
+    """Every figure of every group."""
+    found: list[Place] = []
+    fields: tuple[tuple[Literal["kind", "tenant", "part"], str], ...] = (("kind", "kinds"), ("tenant", "tenants"), ("part", "parts"))
+    for by, field in fields:
         groups = sorted({name for each in base.values() for name in getattr(each, field)})
         if len(groups) < 2 and by != "kind":
             continue  # it is the whole, as the kind is
@@ -167,19 +151,29 @@ def _losses(policy: str, base: Mapping[int, Report], other: Mapping[int, Report]
             before = {seed: getattr(each, field).get(group, {}) for seed, each in base.items()}
             after = {seed: getattr(each, field).get(group, {}) for seed, each in other.items()}
             for name in dict.fromkeys(name for figures in before.values() for name in figures):
-                loss = difference(name, before, after)
-                first, second = estimate(name, before), estimate(name, after)
-                if loss is not None and first is not None and second is not None and _counts(name, loss):
-                    found.append(Loss(policy=policy, by=by, group=group, figure=name, base=first.mean, mean=second.mean, difference=loss))
-    found.sort(key=lambda each: -abs(each.difference.share or 0.0))
-    return found[:LOSSES_MAX]
+                apart, first, second = difference(name, before, after), estimate(name, before), estimate(name, after)
+                if apart is not None and first is not None and second is not None:
+                    found.append(Place(policy=policy, by=by, group=group, figure=name, base=first.mean, mean=second.mean, difference=apart))
+    return found
 
 
-def _counts(name: str, loss: Difference) -> bool:
+def _largest(places: Sequence[Place], verdict: Verdict) -> list[Place]:
+    """Those of one verdict that are worth a line; of the percentiles of one time the largest."""
+    by_size = sorted((each for each in places if _counts(each.figure, each.difference, verdict)), key=lambda each: -_size(each.difference))
+    of_each: dict[tuple[str, str, str], Place] = {}
+    for each in by_size:
+        of_each.setdefault((each.by, each.group, each.figure.split("_")[0]), each)
+    return list(of_each.values())[:PLACES_MAX]
+
+
+def _size(apart: Difference) -> float:
+    return math.inf if apart.share is None else abs(apart.share)
+
+
+def _counts(name: str, apart: Difference, verdict: Verdict) -> bool:
     """It is sure and large enough; or, of one seed, large."""
-    size = math.inf if loss.share is None else abs(loss.share)
-    if loss.verdict == "worse":
-        return size >= LOSS_SHARE
+    if apart.verdict == verdict:
+        return _size(apart) >= PLACE_SHARE
     better = BY_NAME[name].better
-    wrong = loss.mean < 0 if better == "higher" else loss.mean > 0
-    return loss.low is None and bool(better) and wrong and size >= LOSS_SHARE_UNSURE
+    looks: Verdict = "better" if (apart.mean > 0) == (better == "higher") else "worse"
+    return apart.low is None and apart.mean != 0 and bool(better) and looks == verdict and _size(apart) >= PLACE_SHARE_UNSURE

@@ -10,11 +10,11 @@ import msgspec
 from markupsafe import Markup
 
 from legato.simulate.chart import Axis, Line, Range, line_chart, range_chart
-from legato.simulate.comparison import Comparison, estimate
+from legato.simulate.comparison import Comparison, Place, estimate
 from legato.simulate.defined import BY_NAME, FIGURES, PERCENTILES
 from legato.simulate.figures import Figures, Report
 from legato.simulate.scenario import Scenario
-from legato.simulate.shown import change, group_name, interval, loss_line, number
+from legato.simulate.shown import change, group_name, interval, number, place_line
 from legato.simulate.summing import QUANTILES, mean
 
 TIMES = {
@@ -58,7 +58,8 @@ def page(scenarios: Mapping[str, Scenario], comparison: Comparison, reports: Seq
         rows=[row for row in comparison.rows if any(row.policies.values())],
         figures=BY_NAME,
         headlines=[figure.name for figure in FIGURES if figure.headline],
-        losses={policy: [loss_line(loss) for loss in comparison.losses if loss.policy == policy] for policy in comparison.policies},
+        losses=_lines(comparison.losses),
+        gains=_lines(comparison.gains),
         percentiles=_drawn(_percentiles(name, title, by_policy) for name, title in TIMES.items()),
         distributions=_drawn(_distribution(name, title, by_policy) for name, title in TIMES.items()),
         over_time=_drawn(_over_time(name, by_policy) for name in SERIES),
@@ -75,6 +76,14 @@ def page(scenarios: Mapping[str, Scenario], comparison: Comparison, reports: Seq
 def _settings(policy: str, scenario: Scenario) -> str:
     settings = scenario.policies.get(policy, {})
     return ", ".join(f"{key} = {value}" for key, value in settings.items()) or "the services' defaults, and what the scenario says for all"
+
+
+def _lines(places: Sequence[Place]) -> dict[str, list[str]]:
+    """By policy."""
+    found: dict[str, list[str]] = {}
+    for place in places:
+        found.setdefault(place.policy, []).append(place_line(place))
+    return found
 
 
 def _drawn(charts: Iterable[str]) -> list[Markup]:

@@ -5,7 +5,7 @@ import re
 from rich.text import Text
 
 from legato.console import Rows, out, say, table
-from legato.simulate.comparison import Comparison, Difference, Loss, Row, Verdict
+from legato.simulate.comparison import Comparison, Difference, Place, Row, Verdict
 from legato.simulate.defined import BY_NAME
 
 PART = re.compile(r"\d+ to \d+ s")
@@ -42,30 +42,29 @@ def group_name(name: str) -> str:
     return re.sub(r"\b0+(?=\d)", "", name) if PART.fullmatch(name) else name
 
 
-def loss_line(loss: Loss) -> str:
-    """Where and by how much a policy is worse, in words."""
-    unit = BY_NAME[loss.figure].unit
-    where = {"kind": "programs of kind", "tenant": "tenant", "part": "begun from"}[loss.by]
-    sure = f" (95%: {interval(loss.difference, unit)})" if loss.difference.low is not None else " (one seed)"
+def place_line(place: Place) -> str:
+    """Where and by how much a policy is worse or better, in words."""
+    unit = BY_NAME[place.figure].unit
+    where = {"kind": "programs of kind", "tenant": "tenant", "part": "begun from"}[place.by]
+    sure = f" (95%: {interval(place.difference, unit)})" if place.difference.low is not None else " (one seed)"
     return (
-        f"{where} {group_name(loss.group)}: {loss.figure} {number(loss.mean, unit)} instead of {number(loss.base, unit)}, "
-        f"{change(loss.difference, unit)}{sure}"
+        f"{where} {group_name(place.group)}: {place.figure} {number(place.mean, unit)} instead of {number(place.base, unit)}, "
+        f"{change(place.difference, unit)}{sure}"
     )
 
 
 def print_comparison(comparison: Comparison) -> None:
-    """The headline figures of all policies; and where each is worse than the first."""
+    """The headline figures of all policies; and where each is worse and better than the first."""
     base = comparison.policies[0]
     rows = [row for row in comparison.rows if BY_NAME[row.figure].headline and any(row.policies.values())]
     out.print(_means(comparison, rows))
     for policy in comparison.policies[1:]:
         out.print(f"\n{policy} against {base}, pair by pair", style="bold", markup=False)
         out.print(_differences(policy, rows))
-        losses = [loss for loss in comparison.losses if loss.policy == policy]
-        if losses:
-            out.print("It loses here:", markup=False)
-        for loss in losses:
-            out.print(f"  {loss_line(loss)}", markup=False, soft_wrap=True)
+        for told, places in (("It loses here:", comparison.losses), ("It gains here:", comparison.gains)):
+            found = [place for place in places if place.policy == policy]
+            for line in [told, *(f"  {place_line(place)}" for place in found)] if found else []:
+                out.print(line, markup=False, soft_wrap=True)
     if len(comparison.seeds) == 1 and len(comparison.policies) > 1:
         say("\nOne seed says nothing about chance: --seeds 10 gives each difference an interval.")
 

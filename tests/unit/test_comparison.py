@@ -2,7 +2,8 @@
 
 import pytest
 
-from legato.simulate.comparison import compare, difference, interval, t_975
+from legato.simulate.comparison import compare, difference
+from legato.simulate.summing import interval, t_975
 from tests.thought_runs import thought_report
 
 
@@ -94,6 +95,16 @@ def test_losses_name_the_tenant_and_the_kind_that_pay() -> None:
     found = compare([fair(seed, far) for seed in (1, 2, 3) for far in (False, True)])  # type: ignore[misc]
     assert [(loss.policy, loss.by, loss.group, loss.figure) for loss in found.losses] == [("far", "tenant", "heavy", "ttft_p50_s")]
     assert found.losses[0].difference.mean == pytest.approx(3.0)
+    assert [(gain.by, gain.group, gain.figure) for gain in found.gains] == [("kind", "chat", "ttft_p50_s")]
+
+
+def test_of_the_percentiles_of_one_time_the_largest_loss_is_told() -> None:
+    found = compare(
+        [thought_report(policy, seed, ttft_s + seed / 10) for seed in (1, 2) for policy, ttft_s in (("near", 1.0), ("far", 2.0))]
+    )
+    light = [loss.figure for loss in found.losses if (loss.by, loss.group) == ("tenant", "light")]
+    assert len(light) == 1
+    assert light[0].startswith("ttft_p")
 
 
 def test_one_seed_tells_large_losses_only() -> None:
