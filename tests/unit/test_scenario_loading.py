@@ -1,5 +1,6 @@
 """Scenario files: what they may say, and what is said of what they may not."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 
 from legato.simulate.loading import changed, read, shipped
-from legato.simulate.scenario import Scenario
+from legato.simulate.scenario import Pool, Scenario
 from legato.simulate.variants import scenarios
 from shared.runtime.config import ConfigError
 
@@ -98,6 +99,10 @@ def test_the_command_line_changes_what_the_file_says(load: Load) -> None:
         ("llama-3.1-8b@h100:vllm", "llama-9b@h100", "pools.h100.law: there is no model 'llama-9b'; there are"),
         ("llama-3.1-8b@h100:vllm", "fast", "pools.h100.law: no step law is called 'fast'; there are"),
         ("count = 2", 'eviction = "fifo"', "pools.h100: unknown eviction fifo; there are: lru, priority"),
+        ('kind = "chat"', 'kind = "caht"', "workload.0: unknown kind caht; did you mean chat?"),
+        ("rate_per_s = 2.0", "rate_per = 2.0", "workload.0.with: unknown key rate_per; did you mean rate_per_s?"),
+        ("rate_per_s = 2.0", "rate_per_s = -2.0", "workload.0.with: rate_per_s: expected float > 0"),
+        ("rate_per_s = 2.0", "tenants = [{objective = {ttft = 1}}]", "objective: unknown key ttft; did you mean ttft_s?"),
         ("[pools.h100]", '[pools."h 100"]', "pools.h 100: a pool's name has letters, digits, - and _"),
         ("[pools.h100]", "[pool.h100]", "there is no [pools.NAME]: a scenario needs at least one"),
         ("[[workload]]", "[[workloads]]", "there is no [[workload]]: a scenario needs at least one"),
@@ -165,3 +170,13 @@ def test_every_shipped_scenario_loads_and_asks_a_question(each: Any) -> None:
     found = scenarios(read(each.name))
     assert list(found) == each.policies
     assert all(scenario.name == each.name for scenario in found.values())
+
+
+def test_the_file_that_the_document_shows_loads(load: Load) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "scenarios.md").read_text()
+    (example,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    found = load(example)
+    assert list(found) == ["default", "least_loaded", "larger"]
+    assert found["larger"].pools["h100"].count == 6
+    shown = set(re.findall(r"^(\w+) = ", example.split("[[workload]]")[0].split("[pools.h100]")[1], re.MULTILINE))
+    assert shown == set(Pool.__struct_fields__)
