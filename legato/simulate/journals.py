@@ -1,10 +1,12 @@
 """Reads the journals of a running fleet: its load, to be asked again, and the settings by which its services decide."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from datetime import datetime
 from typing import Any
+
+import msgspec
 
 from legato.machines import machine_of, partitions
 from legato.simulate.recording import Prompts, Recording, Submissions, recording
@@ -26,7 +28,8 @@ async def read_recording(bus: Bus, since_ns: int, until_ns: int, told: Told) -> 
         after = await _before(bus, partition, since_ns)
         async with aclosing(_entries(reader, after, told, notes if not after else _Notes())) as entries:
             async for entry in entries:
-                submissions.take(reader.input(entry), reader.outputs(entry), entry.now_ns)
+                with _fitting(reader, entry):
+                    submissions.take(reader.input(entry), reader.outputs(entry), entry.now_ns)
     if not submissions.steps:
         raise LegatoError("; ".join(["nothing was asked for in that time", *notes.lines]))
     prompts = Prompts(submissions.steps)
@@ -34,9 +37,19 @@ async def read_recording(bus: Bus, since_ns: int, until_ns: int, told: Told) -> 
         reader = Reader(bus, machine_of("kv_registry"), partition)
         async with aclosing(_entries(reader, 0, told, notes)) as entries:
             async for entry in entries:
-                prompts.take(reader.input(entry))
+                with _fitting(reader, entry):
+                    prompts.take(reader.input(entry))
     found = recording(submissions.steps, prompts)
     return Recording(found.rows, [*notes.lines, *found.notes])
+
+
+@contextmanager
+def _fitting(reader: Reader[Any, Any], entry: Entry) -> Iterator[None]:
+    try:
+        yield
+    except msgspec.DecodeError as error:
+        name = f"{reader.machine.name}.{reader.partition}"
+        raise LegatoError(f"entry {entry.number} of the journal of {name} does not fit this version of the code: {error}") from error
 
 
 class _Notes:
