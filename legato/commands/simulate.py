@@ -131,6 +131,10 @@ class _Log(NamedTuple):
     def file(self) -> Path:
         """The recorded load; that of the running fleet is recorded now."""
         if self.source != FLEET:
+            if not Path(self.source).is_file():
+                raise LegatoError(
+                    f"--from-log {self.source}: there is no such file; `legato record {self.source}` writes one, `fleet` needs none"
+                )
             return Path(self.source)
         found, file = finish(record.read(0, time.time_ns(), self.nats, _fleets_data())), self.place / "fleet.jsonl"
         record.write(file, found.rows)
@@ -143,7 +147,8 @@ def _document(scenario: str, changes: list[str], log: _Log) -> Document:
     """The scenario that is asked for. Raises LegatoError."""
     if not log.source:
         return changed(read(scenario), changes)
-    return played(read(scenario) if scenario else finish(_registered(log.nats)), log.file(), changes)
+    file = log.file()
+    return played(read(scenario) if scenario else finish(_registered(log.nats)), file, changes)
 
 
 async def _registered(nats: str) -> Document:

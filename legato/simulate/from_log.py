@@ -11,12 +11,13 @@ from shared.sim.workloads.recorded import Log
 
 
 def played(document: Document, log: Path, overrides: Sequence[str]) -> Document:
-    """The scenario with all that `log` has as its one workload, for as long as that takes, and then changed as on the command line. Its
-    steps ask for the models that were recorded, or for the scenario's where it has but one. Raises ConfigError, and LegatoError for a file
-    that is no log."""
+    """The scenario with all that `log` has as its one workload, for as long as that takes and without a warm-up, and then changed as on
+    the command line. Its steps ask for the models that were recorded, or for the scenario's where it has but one. Raises ConfigError, and
+    LegatoError for a file that is no log."""
     recorded = Log(log)
     values = copy.deepcopy(document.values)
-    values.pop("seconds", None)
+    for key in ("seconds", "warm_up_s"):
+        values.pop(key, None)
     values["workload"] = [{"kind": "recorded", "with": {"path": str(log.absolute())}}]
     whole = changed(Document(origin=document.origin, values=values), overrides)
     loads, pools = whole.values["workload"], _tables(whole.values.get("pools"))

@@ -24,7 +24,7 @@ from shared.runtime.lifecycle import Options
 from shared.sim.workloads.recorded import Row
 
 runner = CliRunner()
-FLEET = {"name": "mine", "seconds": 900, "pools": {"h100": {"law": "8b-h100", "count": 2}}, "workload": [{"kind": "chat"}]}
+FLEET = {"name": "mine", "seconds": 900, "warm_up_s": 90, "pools": {"h100": {"law": "8b-h100", "count": 2}}, "workload": [{"kind": "chat"}]}
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def scenario(log: Path, *changes: str, **values: Any) -> Scenario:
 def test_the_log_takes_the_place_of_a_scenarios_load_for_as_long_as_it_is(log: Path) -> None:
     made = scenario(log)
     assert [(load.kind, load.settings) for load in made.workload] == [("recorded", {"path": str(log), "model": "model"})]
-    assert (made.seconds, made.pools["h100"].count) == (61, 2)
+    assert (made.seconds, made.warm_up_s, made.pools["h100"].count) == (61, 0, 2)
     assert scenario(log, "workload.0.with.rate=10").seconds == 7
     assert scenario(log, "seconds=20", "pools.h100.count=4").pools["h100"].count == 4
     assert scenario(log, "seconds=20").seconds == 20
@@ -132,7 +132,7 @@ def test_a_worker_with_the_simulated_engine_says_which_law_times_it() -> None:
         (("record", "{tmp}/no/day.jsonl"), "there is no directory"),
         (("record", "{tmp}/day", "--since", "yesterday"), "--since takes a number"),
         (("record", "{tmp}/day", "--since", "1h", "--until", "2h"), "--since 1h is not before --until 2h"),
-        (("simulate", "shared-prefixes", "--from-log", "{tmp}/none"), "cannot read .*none: No such file"),
+        (("simulate", "shared-prefixes", "--from-log", "{tmp}/none"), "none: there is no such file; `legato record"),
     ],
 )
 def test_each_door_says_what_is_wrong(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
