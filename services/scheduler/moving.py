@@ -3,6 +3,7 @@ who stay, and each survivor warms only as much as it can soon compute."""
 
 from services.scheduler.load import Load, Room
 from services.scheduler.plan import Plan
+from services.scheduler.policies.filter_holding import holding
 from services.scheduler.policies.filter_warming import can_warm, has_warmed
 from services.scheduler.policies.leave import stays
 from shared.contracts.ids import ModelName
@@ -23,7 +24,8 @@ def move(plan: Plan, model: ModelName, room: Room) -> None:
                 continue
             if not loads:
                 return
-            choice = plan.choose(step, [load for load in loads if can_warm(step, load)], room.ready)
+            able = [load for load in loads if can_warm(step, load)]
+            choice = plan.choose(step, holding(step, able), room.ready) or plan.choose(step, able, room.ready)
             if choice is not None:
                 plan.dispatch(step, choice, room.ready)
                 loads = [load for load in loads if has_warmed(load)]

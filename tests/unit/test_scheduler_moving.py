@@ -10,7 +10,7 @@ from shared.contracts.fleet import RunningStep, WorkerState
 from shared.contracts.ids import StepId
 from shared.contracts.outcomes import Reason, Status
 from shared.contracts.steps import StepClosed, StepDispatched, StepRevoked
-from tests.scheduler_world import MS, World, beat, cancel, ended, gone, one, only
+from tests.scheduler_world import MS, World, beat, cancel, ended, gone, matched, one, only
 
 LONG = 8_000  # output tokens: at 40 a second more than a drain lasts
 ROOM = 100_000  # blocks
@@ -178,6 +178,30 @@ def test_survivors_warm_a_few_at_a_time() -> None:
     assert not only(StepDispatched, world.beat("a", *((f"s{number}", 1) for number in range(2, 8)), state=WorkerState.DRAINING))
     second = only(StepDispatched, world.beat("b", ("s0", 2), ("s1", 2)))  # with output: they are warm
     assert [moved.step for moved in second] == ["s2", "s3"]
+
+
+def with_a_holder(held_blocks: int, holder_slots: int = 8) -> World:
+    """A step of 100 blocks on "a"; "busy" runs four others, and holds so many of the step's blocks; "idle" holds none."""
+    world = World()
+    world.join("a", slots=8, blocks=ROOM)
+    world.take(matched("s", busy=held_blocks))
+    world.route("s", output=LONG, prompt=1_600)
+    world.join("busy", slots=holder_slots, blocks=ROOM)
+    world.join("idle", slots=8, blocks=ROOM)
+    world.beat("busy", slots_used=4)
+    return world
+
+
+def test_a_step_moves_to_a_worker_that_holds_its_prompt_even_if_another_one_would_finish_it_sooner() -> None:
+    assert one(StepDispatched, with_a_holder(95).leave("a", slots=8, blocks=ROOM)).worker == "busy"
+
+
+def test_a_worker_that_holds_a_part_of_the_prompt_is_no_better_than_others() -> None:
+    assert one(StepDispatched, with_a_holder(50).leave("a", slots=8, blocks=ROOM)).worker == "idle"
+
+
+def test_a_step_moves_elsewhere_when_who_holds_its_prompt_has_no_room() -> None:
+    assert one(StepDispatched, with_a_holder(95, holder_slots=4).leave("a", slots=8, blocks=ROOM)).worker == "idle"
 
 
 def test_steps_of_all_leaving_workers_find_a_place_in_the_end() -> None:
