@@ -1,6 +1,7 @@
 """The workers of a scenario: launched, loaded, beating, drained, killed, taken away, paid for; more or fewer as the autoscaler says."""
 
 import math
+from collections.abc import Callable
 from random import Random
 from typing import cast
 
@@ -8,9 +9,9 @@ from legato.simulate.bus import Bus, Inbox
 from legato.simulate.keeping import Keeping
 from legato.simulate.scenario import Pool, Scenario
 from legato.simulate.steps import Step
-from legato.simulate.worker import CELL, Counts, Kind, Worker
+from legato.simulate.worker import Counts, Kind, Worker
 from shared.contracts.envelope import Message
-from shared.contracts.fleet import Capacity, Hardware, ModelCard, ScaleTargetSet, WorkerState, WorkerVanished
+from shared.contracts.fleet import Capacity, Hardware, ModelCard, ScaleTargetSet, WorkerState
 from shared.contracts.ids import ModelName, StepId, WorkerId
 from shared.contracts.kv import KvResyncRequested
 from shared.contracts.steps import StepDispatched, StepRevoked
@@ -19,8 +20,6 @@ from shared.core.eviction import Eviction
 from shared.core.shipped_laws import law_called, named_engine
 from shared.core.step_law import PRESETS, decode_ns, prefill_ns
 
-MISSED_S = 0.2  # until the scheduler's prober tells that a connection is gone (docs/benchmarks.md, "Pauses")
-AGAIN_S = 2.0  # until a killed worker's process runs again; its machine and its image are there
 DRAIN_S = 30.0  # a worker's drain_timeout_s
 REGISTER_S = 10.0
 PRESET_TOKENS = 131_072  # KV of a preset, which has no GPU to fill: 8,192 blocks of 16 tokens, as the simulated engine's default
@@ -70,8 +69,8 @@ class Crew:
         self.paid: dict[WorkerId, float] = {}  # since when, in seconds
         self.usd = 0.0  # of those that are gone
         self.gpu_s = 0.0
-        self.lost_attempts = 0
         self.counts = Counts()
+        self.arrived: Callable[[Worker], None] = lambda worker: None  # told of each worker when it is ready
         self._bus = bus
         self._heap = bus.heap
         self._scenario = scenario
@@ -126,18 +125,24 @@ class Crew:
             return
         coming, staying = self._coming[pool], self.staying(pool)
         for _ in range(target - len(staying) - len(coming)):
-            self._launch(pool)
-        for _ in range(min(len(coming), len(staying) + len(coming) - target)):
-            name, _ = coming.popitem()
-            self._unpaid(name)
+            self.launch(pool)
+        self.recall(pool, len(staying) + len(coming) - target)
         for worker in staying[max(0, target) :]:
             worker.drain(self._heap.now_ns + round(DRAIN_S * 1e9))
+
+    def recall(self, pool: str, number: int) -> None:
+        """Give up so many that are on their way, if there are, the youngest first."""
+        coming = self._coming[pool]
+        for _ in range(min(len(coming), number)):
+            name, _ = coming.popitem()
+            self._unpaid(name)
 
     def _named(self, pool: str) -> WorkerId:
         self._launched[pool] += 1
         return WorkerId(f"{pool}-{self._launched[pool]:05d}")
 
-    def _launch(self, pool: str) -> None:
+    def launch(self, pool: str) -> None:
+        """One more, when its machine is there and its weights are loaded."""
         name = self._named(pool)
         self._coming[pool][name] = None
         self._heap.after(self._scenario.pools[pool].cold.provision_s, self._there, (pool, name))
@@ -158,16 +163,14 @@ class Crew:
 
     def _ready(self, name: WorkerId) -> None:
         pool = name.rsplit("-", 1)[0]
-        worker = Worker(name, self._kinds[pool], self._bus, self, self._gone)
+        worker = Worker(name, self._kinds[pool], self._bus, self, self.gone)
         self.workers[name] = worker
         self.paid.setdefault(name, self._heap.now_s)
         worker.enter(WorkerState.LOADING)
         worker.enter(WorkerState.READY)
         first_s = self._draw.random() * self._scenario.beat_ms / 1e3
         self._heap.after(first_s, self._beat, (worker, self._heap.now_s))
-        spot = self._scenario.pools[pool].spot
-        if spot is not None and spot.mean_life_s:
-            self._heap.after(self._draw.expovariate(1 / spot.mean_life_s), self._noticed, worker)
+        self.arrived(worker)
 
     def _beat(self, what: tuple[Worker, float]) -> None:
         """For as long as it is there; and its registration now and then."""
@@ -181,56 +184,10 @@ class Crew:
                 registered_s = self._heap.now_s
         self._heap.after(self._scenario.beat_ms / 1e3, self._beat, (worker, registered_s))
 
-    # --- losses ------------------------------------------------------------------------------------------------------------------
+    # --- the end of a worker -----------------------------------------------------------------------------------------------------
 
-    def _noticed(self, worker: Worker) -> None:
-        """A spot machine will be taken away; the pool asks for another one."""
-        if self.workers.get(worker.id) is not worker or worker.state is WorkerState.DRAINING:
-            return
-        pool = worker.kind.pool
-        spot = self._scenario.pools[pool].spot
-        notice_s = spot.notice_s if spot is not None else 0.0
-        self._launch(pool)
-        worker.drain(self._heap.now_ns + round(notice_s * 1e9))
-
-    def drain_one(self) -> None:
-        """A planned loss: it is replaced."""
-        ready = [each for each in self.workers.values() if each.state is WorkerState.READY]
-        if len(ready) > 1:
-            worker = self._draw.choice(ready)
-            self._launch(worker.kind.pool)
-            worker.drain(self._heap.now_ns + round(DRAIN_S * 1e9))
-
-    def kill_one(self) -> None:
-        """A process dies, and comes back on its machine."""
-        alive = [each for each in self.workers.values() if each.state in (WorkerState.READY, WorkerState.DRAINING)]
-        if len(alive) > 1:
-            worker = self._draw.choice(alive)
-            draining = worker.state is WorkerState.DRAINING
-            self.lost_attempts += len(worker.attempts)
-            worker.die()
-            self._heap.after(MISSED_S, self._vanished, worker)
-            if draining:
-                self._gone(worker)
-            else:
-                self._heap.after(AGAIN_S, self._again, worker)
-
-    def _vanished(self, worker: Worker) -> None:
-        self._bus.publish(WorkerVanished(worker=worker.id, cell=CELL))
-
-    def _again(self, worker: Worker) -> None:
-        """Its weights come from the machine's own disk: the tier's time once more."""
-        if self.workers.get(worker.id) is worker:
-            cold = self._scenario.pools[worker.kind.pool].cold
-            worker.enter(WorkerState.LOADING)
-            self._heap.after(cold.weights_gb / cold.gb_per_s + cold.warm_up_s, self._reloaded, (worker, worker.epoch))
-
-    def _reloaded(self, what: tuple[Worker, int]) -> None:
-        worker, epoch = what
-        if self.workers.get(worker.id) is worker and (worker.state, worker.epoch) == (WorkerState.LOADING, epoch):
-            worker.enter(WorkerState.READY)
-
-    def _gone(self, worker: Worker) -> None:
+    def gone(self, worker: Worker) -> None:
+        """Its machine is given back."""
         self.workers.pop(worker.id, None)
         self._unpaid(worker.id)
 
@@ -244,6 +201,6 @@ class Crew:
     def close(self) -> None:
         """The end of the run: all are paid up to now."""
         for worker in list(self.workers.values()):
-            self._gone(worker)
+            self.gone(worker)
         for name in list(self.paid):
             self._unpaid(name)

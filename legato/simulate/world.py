@@ -15,6 +15,7 @@ from legato.machines import machine_of
 from legato.simulate.bus import Bus, Service
 from legato.simulate.clients import Clients, key_of
 from legato.simulate.fleet import Crew
+from legato.simulate.losses import Losses, Strike
 from legato.simulate.record import Record
 from legato.simulate.sampler import Sampler
 from legato.simulate.scenario import Scenario
@@ -53,6 +54,8 @@ class _World:
         self._clients.tenants = self._welcome
         self._services = {name: Service(self._bus, machine_of(name), config) for name, config in configs(scenario, policy).items()}
         self._crew = Crew(self._bus, scenario, self._clients.steps, Random(f"fleet {seed}"))
+        self._losses = Losses(self._bus, self._crew, scenario, Random(f"losses {seed}"))
+        self._losses.plan(data)
         self._record = Record(self._bus, scenario.network.commit_ms, lambda settled: None)
         self._bus.watch(Output, self._output)
         self._bus.watch(StepRevoked, self._revoked)
@@ -109,18 +112,18 @@ class _World:
     def _plan_faults(self) -> None:
         faults = self._scenario.faults
         for every_s, strike in (
-            (faults.worker_killed_every_s, self._crew.kill_one),
-            (faults.worker_drained_every_s, self._crew.drain_one),
+            (faults.worker_killed_every_s, self._losses.kill_one),
+            (faults.worker_drained_every_s, self._losses.drain_one),
             (faults.service_restarted_every_s, self._restart),
             (faults.database_away_every_s, lambda: self._record.away(faults.database_away_s)),
         ):
             if every_s:
                 self._strike_later((every_s, strike))
 
-    def _strike_later(self, what: tuple[float, Callable[[], None]]) -> None:
+    def _strike_later(self, what: Strike) -> None:
         self._heap.after(self._faults.expovariate(1 / what[0]), self._strike, what)
 
-    def _strike(self, what: tuple[float, Callable[[], None]]) -> None:
+    def _strike(self, what: Strike) -> None:
         what[1]()
         self._strike_later(what)
 
@@ -144,7 +147,7 @@ class _World:
         totals.events = self._bus.messages
         totals.fleet_usd, totals.fleet_gpu_s = crew.usd, crew.gpu_s
         totals.wasted_gpu_s, totals.retractions = crew.counts.wasted_gpu_s, crew.counts.retractions
-        totals.lost_attempts = crew.lost_attempts
+        totals.lost_attempts = self._losses.lost_attempts
         measured.hash = self._bus.hash()
 
     def _violations(self, whole: bool) -> list[str]:

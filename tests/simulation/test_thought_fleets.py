@@ -64,7 +64,7 @@ def test_everything_ends_well_on_a_quiet_fleet() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_nothing_is_lost_in_a_storm(seed: int) -> None:
-    measured = played(seed=seed, seconds=120.0, faults=STORM)
+    measured = played(seed=seed, seconds=90.0, faults=STORM)
     assert measured.totals.violations == []
     assert measured.totals.lost_attempts > 0
     assert max(measured.calls.attempts) > 1  # somebody went on elsewhere
@@ -121,12 +121,30 @@ def test_an_autoscaled_pool_grows_once_its_workers_are_warm_and_pays_for_them() 
 
 
 def test_a_spot_worker_is_replaced_and_its_steps_move_before_it_goes() -> None:
-    pool = {**POOL, "cold": QUICK, "spot": {"mean_life_s": 40.0, "notice_s": 20.0}}
+    pool = {**POOL, "cold": QUICK, "spot": {"mean_life_s": 40.0, "notice_s": 3.0}}
     measured = played(pools={"a": pool}, seconds=120.0)
     assert measured.totals.violations == []
     assert set(outcomes(measured)) == {"succeeded"}
     assert max(measured.calls.attempts) > 1
     assert measured.totals.lost_attempts == 0
+
+
+def test_a_spot_worker_that_goes_without_notice_takes_its_attempts_with_it() -> None:
+    pool = {**POOL, "cold": QUICK, "spot": {"mean_life_s": 40.0, "notice_s": 0.0}}
+    measured = played(pools={"a": pool}, seconds=120.0)
+    assert measured.totals.violations == []
+    assert set(outcomes(measured)) == {"succeeded"}
+    assert measured.totals.lost_attempts > 0
+    assert measured.totals.wasted_gpu_s > 0
+
+
+def test_recorded_spot_capacity_is_how_many_workers_there_are(tmp_path: Path) -> None:
+    (tmp_path / "spot.json").write_text('{"metadata": {"gap_seconds": 30}, "data": [2, 1, 2, 2]}')
+    pool = {**POOL, "count": 4, "cold": QUICK, "spot": {"trace": "spot.json", "notice_s": 5.0}}
+    measured = run(scenario(pools={"a": pool}, seconds=120.0), "", 1, tmp_path, lambda share: None)
+    ready = {round(at): workers for at, workers in zip(measured.samples.at_s, measured.samples.workers, strict=True)}
+    assert (ready[25], ready[55], ready[65], ready[75]) == (4, 2, 2, 4)  # 9 s for a cold start
+    assert measured.totals.violations == []
 
 
 def test_what_is_kept_for_a_program_is_found_when_its_tool_has_run() -> None:
