@@ -17,13 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legato.calibration.points import Loop
-from shared.core.batching import Batching, BatchingConfig, Request
+from shared.core.batching import Batching, BatchingConfig, Request, Step
 from shared.core.step_law import INSTANT, StepWork
 
 Array = NDArray[np.float64]
 PHASES = (0.6180339887498949, 0.7548776662466927)  # golden and plastic ratio: lengths spread evenly, the same in each run
 ROUNDS = 10  # requests per client that benchmarks send; more than WAVES of them repeat the middle ones
 SMALL, MEDIUM = 20_000, 200_000  # output tokens of all clients together, up to which 10 and 4 waves are computed
+ALIKE = 0.1  # by which contexts grow in iterations that are counted as one kind
 TOKENS_GRAIN, REQUESTS_GRAIN = 0.12, 0.2  # of the logarithms that are merged
 
 NEW, CONTEXT, PAIRS, REQUESTS, TO_FIRST, PER_TOKEN = range(6)  # columns of a schedule
@@ -69,10 +70,10 @@ def schedule(loop: Loop) -> Array:
     clients = _Clients(loop, batching, waves * loop.clients)
     for _ in range(loop.clients):
         clients.send(0)
-    works: list[StepWork] = []
+    works: list[tuple[StepWork, int]] = []  # of some iterations together, and how many they are
     while not batching.idle:
-        step = batching.step()
-        works.append(step.work)
+        step = _next(batching)
+        works.append((step.work, step.iterations))
         for request in step.produced:
             if request.produced == 1:
                 clients.began[int(str(request.key))] = len(works)
@@ -82,9 +83,18 @@ def schedule(loop: Loop) -> Array:
     return _merged(works, *_weights(clients, loop.clients, waves, len(works)))
 
 
+def _next(batching: Batching) -> Step:
+    """The next iteration, or as many as only decode and are alike: no request ends before the last, contexts grow by ALIKE at most."""
+    stride = batching.stride()
+    if stride is None:
+        return batching.step()
+    alike = round(ALIKE * stride.work.context_tokens / stride.work.requests)
+    return batching.advance(stride, max(1, min(stride.iterations, alike)))
+
+
 def _weights(clients: _Clients, count: int, waves: int, iterations: int) -> tuple[Array, Array]:
-    """Of each iteration: its share in the mean TTFT, and in the mean TPOT. The first and the last wave count once, those between for
-    all others of the benchmark's rounds."""
+    """Of each iteration of an entry: its share in the mean TTFT, and in the mean TPOT. The first and the last wave count once, those
+    between for all others of the benchmark's rounds."""
     first, token = np.zeros(iterations + 1), np.zeros(iterations + 1)
     for number, (came, began, ended, length) in enumerate(zip(clients.came, clients.began, clients.ended, clients.lengths, strict=True)):
         middle = 0 < number // count < waves - 1
@@ -96,11 +106,13 @@ def _weights(clients: _Clients, count: int, waves: int, iterations: int) -> tupl
     return np.cumsum(first)[:-1], np.cumsum(token)[:-1]
 
 
-def _merged(works: Iterable[StepWork], first: Array, token: Array) -> Array:
-    steps = np.array([(work.new_tokens, work.context_tokens, work.attended_pairs, work.requests) for work in works], dtype=np.float64)
+def _merged(works: Iterable[tuple[StepWork, int]], first: Array, token: Array) -> Array:
+    table = np.array([(work.new_tokens, work.context_tokens, work.attended_pairs, work.requests, n) for work, n in works], dtype=np.float64)
+    sizes = table[:, 4]
+    steps = table[:, :4] / sizes[:, None]
     logs = np.log(steps[:, [NEW, CONTEXT, REQUESTS]] + [0, 1, 0]) / [TOKENS_GRAIN, TOKENS_GRAIN, REQUESTS_GRAIN]
     _, group = np.unique(np.round(logs), axis=0, return_inverse=True)
     group = group.ravel()
-    counts = np.bincount(group)
-    means = [np.bincount(group, steps[:, column]) / counts for column in range(4)]
-    return np.column_stack([*means, np.bincount(group, first), np.bincount(group, token)])
+    counts = np.bincount(group, sizes)
+    means = [np.bincount(group, steps[:, column] * sizes) / counts for column in range(4)]
+    return np.column_stack([*means, np.bincount(group, first * sizes), np.bincount(group, token * sizes)])

@@ -4,6 +4,8 @@ The table is the `silicon_sample.csv` of NVIDIA's aiconfigurator project (Apache
 them published by InferenceX (SemiAnalysis), the rest measured by aiconfigurator's authors with AIPerf. Traps:
 - `batch_size` is per data-parallel rank in some rows and the whole concurrency in others; `silicon_data_source` names the concurrency;
 - expert parallelism is written as tp_size == moe_tp_size * moe_ep_size with moe_tp_size == moe_ep_size == GPUs;
+- files called <model>-gap-analysis.csv hold InferenceX's measurements again (120 of 123 to the digit); aiconfigurator's own are below
+  a folder aic-auto-gap-analysis;
 - InferenceX draws lengths evenly from 80% to 100% of isl and osl, and its launch scripts set budgets and polling per model.
 """
 
@@ -92,7 +94,7 @@ def _point(row: dict[str, str], names: dict[str, str], systems: dict[str, str]) 
         return "a layout that cannot be one engine"
     if float(row["silicon_ttft_ms"]) > SATURATED_MS:
         return f"saturated: TTFT above {SATURATED_MS / 1000:.0f} s"
-    published = "gap-analysis" not in row["silicon_data_source"]
+    published = "auto-gap-analysis" not in row["silicon_data_source"]
     named = _CONCURRENCY.search(row["silicon_data_source"])
     clients = int(named[1]) if named else int(row["batch_size"]) * layout.data
     precision = PRECISIONS["mxfp4-experts"] if model.precision == "mxfp4-experts" else None

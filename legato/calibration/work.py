@@ -85,7 +85,9 @@ def schedules_of(loops: Iterable[Loop], kept: Path, told: Told) -> dict[Loop, Ar
         told("schedules", done, len(ordered))
         path = kept / f"{hashlib.sha256(msgspec.json.encode(loop)).hexdigest()[:24]}.npy"
         if not path.exists():
-            np.save(path, schedule(loop))
+            unfinished = path.with_suffix(".part.npy")
+            np.save(unfinished, schedule(loop))
+            unfinished.replace(path)
         found[loop] = np.load(path)
     told("schedules", len(ordered), len(ordered))
     return found

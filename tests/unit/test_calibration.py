@@ -48,6 +48,13 @@ def test_merging_iterations_changes_the_means_little() -> None:
     assert np.sum(schedule(loop)[:, PER_TOKEN]) == pytest.approx(1.0, rel=0.01)  # a token an iteration
 
 
+def test_iterations_that_are_counted_together_say_what_single_ones_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop(prompt_tokens=512, output_tokens=256, clients=16, shortest=0.8, tokens_per_step=2048)
+    together = means(loop, LAW)
+    monkeypatch.setattr("legato.calibration.loop.ALIKE", 0.0)
+    assert together == pytest.approx(means(loop, LAW), rel=1e-3)
+
+
 def synthetic(count: int = 24) -> list[Point]:
     """Points that an engine of known constants would have given."""
     efficiency, front = Efficiency(weights=0.5, kv=0.4, layer_s=6e-5), Front(first_s=0.02, first_steps=1.0)
@@ -117,6 +124,14 @@ def table_with(folder: Path, **row: str) -> Path:
 def test_the_concurrency_is_read_from_where_it_is_always_right(tmp_path: Path) -> None:
     points, _ = read_points(table_with(tmp_path))
     assert points[0].loop.clients == 64
+
+
+@pytest.mark.parametrize(
+    ("file", "shortest"), [("kimi-k2.5-gap-analysis.csv", 0.8), ("2026-04-06.csv", 0.8), ("x/aic-auto-gap-analysis/data/y.csv", 1.0)]
+)
+def test_what_inferencex_published_is_known_by_its_file(file: str, shortest: float, tmp_path: Path) -> None:
+    points, _ = read_points(table_with(tmp_path, silicon_data_source=f"source_file={file}; silicon_concurrency=64"))
+    assert points[0].loop.shortest == shortest
 
 
 def test_expert_parallelism_that_is_written_twice_is_counted_once(tmp_path: Path) -> None:
