@@ -2,7 +2,7 @@
 
 Three levels, each fitted with the one above as its prior: all points; each engine (vLLM, SGLang, TensorRT-LLM); each engine on each GPU.
 So a GPU with few points, or none, takes the engine's constants, and no cell drifts far for little gain. Unknowns are the logarithms of
-all constants (they stay positive, and errors count as ratios). Solved by Levenberg and Marquardt's method with iterated weights.
+all constants (they stay positive, and errors count as ratios). Solved by scipy's least_squares with a robust loss.
 Source: Gelman and Hill, "Data analysis using regression and multilevel models", 2007, for the levels; Huber, "Robust statistics", 1981.
 """
 
@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from scipy.optimize import least_squares
 
-from legato.calibration.loop import CONTEXT, NEW, PAIRS, PER_TOKEN, REQUESTS, TO_FIRST, Array
+from legato.calibration.loop import CONTEXT, NEW, PAIRS, PER_TOKEN, REQUESTS, TO_FIRST, TOKENS_GRAIN, Array
 from legato.calibration.points import Loop, Point
 from shared.core.engine_law import Demand, Efficiency, Front, law_of
 from shared.core.shipped_laws import Fitted
-from shared.core.step_law import StepLaw, step_s
+from shared.core.step_law import StepLaw, products_s
 
 NAMES = (*Efficiency.__struct_fields__, *Front.__struct_fields__)
 START: Array = np.log(
@@ -26,8 +27,10 @@ FIRST_WEIGHT = 0.7  # of errors of TTFT, against those of TPOT
 ROUNDING = 0.05  # errors far below this count by their square
 STIFF_START, STIFF_ENGINE, STIFF_GPU = 3.0, 20.0, 40.0  # per squared logarithm: as that many points that are off by 100%
 FRONT_LOOSE = 0.1  # of STIFF_ENGINE: what surrounds an engine is its own
-ITERATIONS = 12
-TOLERANCE = 5e-4
+EVALUATIONS = 30  # of a fit at most, not counting those for slopes
+TOLERANCE = 1e-4
+OF_PRODUCTS = [NAMES.index(name) for name in ("bf16", "fp8", "fp4", "experts", "weights", "expert_weights", "expert_spread")]
+PRODUCTS_KEPT = 10  # of the last constants that were tried
 FRONT = np.array([name in Front.__struct_fields__ for name in NAMES])
 
 Constants = dict[tuple[str, str], Array]  # by (engine, GPU); ("", "") of all, (engine, "") of an engine
@@ -39,8 +42,12 @@ class Cell:
     def __init__(self, points: Sequence[Point], schedules: Mapping[Loop, Array]) -> None:
         tables = [schedules[point.loop] for point in points]
         self.size = len(points)
-        self._of = np.repeat(np.arange(self.size), [len(table) for table in tables])
-        self._steps = np.concatenate(tables) if tables else np.empty((0, 6))
+        self._work = {weight: np.array([_work(table, weight) for table in tables]).T for weight in (TO_FIRST, PER_TOKEN)}
+        merged = {loop: _by_tokens(schedules[loop]) for loop in {point.loop for point in points}}
+        rows = [merged[point.loop] for point in points]
+        self._of = np.repeat(np.arange(self.size), [len(table) for table in rows])
+        self._new, self._first, self._token = np.concatenate(rows).T
+        self._products: dict[tuple[float, ...], tuple[Array, Array]] = {}
         columns: dict[str, Any] = {name: self._column(points, name) for name in Demand.__struct_fields__}
         self._demand = Demand(**columns)
         self._prompts = np.array([(1 + p.loop.shortest) / 2 * p.loop.prompt_tokens for p in points])
@@ -56,18 +63,52 @@ class Cell:
         """Logarithms of mean TTFT of all points, then of mean TPOT, in seconds."""
         efficiency, front = split(constants)
         law = law_of(self._demand, efficiency)
-        per_step: dict[str, Any] = {name: self._spread(getattr(law, name)) for name in StepLaw.__struct_fields__}
-        columns: list[Any] = [self._steps[:, column] for column in (NEW, CONTEXT, PAIRS, REQUESTS)]
-        durations = step_s(StepLaw(**per_step), *columns)
-        token = np.bincount(self._of, durations * self._steps[:, PER_TOKEN], minlength=self.size)
-        waiting = np.bincount(self._of, durations * self._steps[:, TO_FIRST], minlength=self.size)
+        of_first, of_token = self._products_of(law, constants)
+        waiting, token = of_first + self._linear(law, TO_FIRST), of_token + self._linear(law, PER_TOKEN)
         steps = front.first_steps + front.poll_steps * self._poll + front.stream_steps * self._stream
         first = waiting + steps * token + front.first_s + front.prompt_token_s * self._prompts
         both: Array = np.log(np.concatenate([first, token]))
         return both
 
+    def _linear(self, law: StepLaw, weight: int) -> Array:
+        """What of the iterations is linear in their work, summed up for each point: everything but the products."""
+        pairs, context, new, requests, iterations = self._work[weight]
+        linear: Array = law.pair_s * pairs + law.context_s * context + law.extra_token_s * new
+        linear += law.request_s * requests + law.overhead_s * iterations
+        return linear
+
+    def _products_of(self, law: StepLaw, constants: Array) -> tuple[Array, Array]:
+        """The products' part of mean TTFT and TPOT. Most constants are none of products: the last results are kept."""
+        key = tuple(constants[OF_PRODUCTS])
+        if key not in self._products:
+            if len(self._products) == PRODUCTS_KEPT:
+                del self._products[next(iter(self._products))]
+            per_step: dict[str, Any] = {name: self._spread(getattr(law, name)) for name in StepLaw.__struct_fields__}
+            durations: Any = products_s(StepLaw(**per_step), self._new)
+            self._products[key] = self._sum(durations * self._first), self._sum(durations * self._token)
+        return self._products[key]
+
+    def _sum(self, values: Array) -> Array:
+        """Of each point's iterations."""
+        summed: Array = np.bincount(self._of, values, minlength=self.size).astype(np.float64)
+        return summed
+
     def _spread(self, value: Any) -> Any:
         return value[self._of] if isinstance(value, np.ndarray) else value
+
+
+def _work(table: Array, weight: int) -> Array:
+    """What a schedule's iterations compute, weighted: pairs, context, new tokens, requests, and the iterations themselves."""
+    work: Array = np.append(table[:, weight] @ table[:, [PAIRS, CONTEXT, NEW, REQUESTS]], np.sum(table[:, weight]))
+    return work
+
+
+def _by_tokens(table: Array) -> Array:
+    """A schedule as far as products depend on it: new tokens, merged as in the schedule, and both weights."""
+    _, group = np.unique(np.round(np.log(table[:, NEW]) / TOKENS_GRAIN), return_inverse=True)
+    weights = table[:, TO_FIRST] + table[:, PER_TOKEN] + 1e-12
+    tokens = np.bincount(group, table[:, NEW] * weights) / np.bincount(group, weights)
+    return np.column_stack([tokens, np.bincount(group, table[:, TO_FIRST]), np.bincount(group, table[:, PER_TOKEN])])
 
 
 def split(constants: Array) -> tuple[Efficiency, Front]:
@@ -114,33 +155,21 @@ def fitted_of(constants: Array, points: int) -> Fitted:
 
 
 def _solve(cell: Cell, prior: Array, stiff: Array) -> Array:
+    """Constants with the least sum of absolute weighted errors, rounded below ROUNDING, plus `stiff` times squared distances to `prior`."""
     weights = np.concatenate([np.full(cell.size, FIRST_WEIGHT), np.ones(cell.size)])
+    held = np.sqrt(2 * ROUNDING * stiff)
+    measured = 2 * cell.size
 
     def residuals(x: Array) -> Array:
-        weighted: Array = (cell.predict(x) - cell.measured) * weights
-        return weighted
+        return np.concatenate([(cell.predict(x) - cell.measured) * weights, held * (x - prior)])
 
-    def cost(r: Array, x: Array) -> float:
-        return float(np.sum(np.sqrt(r * r + ROUNDING * ROUNDING)) + np.sum(stiff * (x - prior) ** 2))
+    def loss(z: Array) -> Array:
+        """scipy's soft_l1 of the errors, and the square of the distances: rho and its first two derivatives."""
+        rho = np.vstack([z, np.ones_like(z), np.zeros_like(z)])
+        root = np.sqrt(1 + z[:measured])
+        rho[:, :measured] = 2 * (root - 1), 1 / root, -0.5 / root**3
+        return rho
 
-    x = prior.copy()
-    r = residuals(x)
-    best, damping = cost(r, x), 1e-2
-    for _ in range(ITERATIONS):
-        slopes = np.column_stack([(residuals(x + step) - r) / 1e-3 for step in np.eye(len(x)) * 1e-3])
-        counts = 1 / np.sqrt(r * r + ROUNDING * ROUNDING)
-        curvature = slopes.T @ (slopes * counts[:, None]) + 2 * np.diag(stiff)
-        downhill = -(slopes.T @ (counts * r) + 2 * stiff * (x - prior))
-        while damping < 1e5:
-            move = np.clip(np.linalg.solve(curvature + damping * np.diag(np.diag(curvature)), downhill), -1, 1)
-            tried = residuals(x + move)
-            reached = cost(tried, x + move)
-            if reached < best:
-                break
-            damping *= 5
-        else:
-            return x
-        gained, x, r, best, damping = best - reached, x + move, tried, reached, max(damping / 4, 1e-6)
-        if gained < TOLERANCE * best:
-            break
-    return x
+    found = least_squares(residuals, prior, loss=loss, f_scale=ROUNDING, ftol=TOLERANCE, max_nfev=EVALUATIONS, diff_step=1e-4)
+    best: Array = found.x
+    return best

@@ -23,15 +23,15 @@ def calibrate(
     legato calibrate --data ../shared/data
     legato calibrate --json | jq '.errors[] | select(.group == "all")'
 
-    Minutes on one core; schedules of measured loops are kept in DIR, so that the second time takes three. Needs numpy:
+    About two minutes on one core; schedules of measured loops are kept in DIR for the next time. Needs numpy and scipy:
     pip install 'legato[calibrate]'.
     """
     try:
         from legato.calibration import work
     except ModuleNotFoundError as error:
-        if error.name != "numpy":
+        if error.name not in ("numpy", "scipy"):
             raise
-        raise LegatoError("legato calibrate needs numpy: pip install 'legato[calibrate]', or make setup in a clone") from error
+        raise LegatoError("legato calibrate needs numpy and scipy: pip install 'legato[calibrate]', or make setup in a clone") from error
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=err, transient=True) as progress:
         tasks: dict[str, int] = {}

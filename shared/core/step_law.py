@@ -48,10 +48,16 @@ class StepWork(msgspec.Struct, frozen=True, kw_only=True):
     requests: int = 1
 
 
-def step_s(law: StepLaw, new_tokens: float, context_tokens: float, attended_pairs: float, requests: float) -> float:
-    """Seconds of one iteration with at least one new token. Plain arithmetic: the fit passes arrays of iterations."""
+def products_s(law: StepLaw, new_tokens: float) -> float:
+    """Seconds of the matrix products of one iteration: all of `step_s` that is not linear in its work."""
     read = law.weights_s + law.experts_s * (1.0 - (1.0 - law.expert_share) ** (law.expert_tokens * new_tokens))
     products: float = ((law.token_s * new_tokens) ** SHARPNESS + read**SHARPNESS) ** (1.0 / SHARPNESS)
+    return products
+
+
+def step_s(law: StepLaw, new_tokens: float, context_tokens: float, attended_pairs: float, requests: float) -> float:
+    """Seconds of one iteration with at least one new token. Plain arithmetic: the fit passes arrays of iterations."""
+    products = products_s(law, new_tokens)
     attention = law.pair_s * attended_pairs + law.context_s * context_tokens
     return products + attention + law.extra_token_s * new_tokens + law.request_s * requests + law.overhead_s
 
