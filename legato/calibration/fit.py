@@ -24,7 +24,7 @@ START: Array = np.log(
 )
 
 FIRST_WEIGHT = 0.7  # of errors of TTFT, against those of TPOT
-ROUNDING = 0.05  # errors far below this count by their square
+ROUNDING = 0.02  # errors far below this count by their square
 STIFF_START, STIFF_ENGINE, STIFF_GPU = 3.0, 20.0, 40.0  # per squared logarithm: as that many points that are off by 100%
 FRONT_LOOSE = 0.1  # of STIFF_ENGINE: what surrounds an engine is its own
 EVALUATIONS = 30  # of a fit at most, not counting those for slopes
