@@ -21,7 +21,8 @@ Last = Annotated[int, typer.Option("--last", min=1, help="Show so many, the newe
 def dead(last: Last = 50, json: Json = False, nats: Nats = "", data: Data = DATA) -> None:
     """List the inputs that could not be handled.
 
-    They were malformed or met a bug; the service went on behind them. They are kept for a week, each with the reason.
+    They were malformed or met a bug; the service went on behind them.
+    They are kept for a week, each with the reason.
 
         legato dead
         legato dead --json | jq .data

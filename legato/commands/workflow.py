@@ -70,7 +70,8 @@ def resume(  # noqa: PLR0913  # options
 ) -> None:
     """Try anew each named step of a workflow that did not succeed. Its program joins them when it is started again.
 
-    What runs goes on, what succeeded stays, and nothing is paid for twice. It needs the API key that opened the workflow.
+    What runs goes on, what succeeded stays, and nothing is paid for twice.
+    It needs the API key that opened the workflow.
 
         legato workflow resume q3-report
         legato workflow resume q3-report --budget-usd 5

@@ -1,6 +1,8 @@
 """The command line, as far as it needs no fleet: what it understands, what it refuses, what it makes of things."""
 
 import asyncio
+import importlib
+import inspect
 import json
 import os
 import sys
@@ -10,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import legato
@@ -360,3 +363,24 @@ def test_what_is_not_in_our_words_is_shown_all_the_same(data: bytes) -> None:
     assert _event(record(data)).who == "?"
     assert _submitted(record(data)).what == "submitted"
     assert msgspec.json.encode(_event(record(data)))
+
+
+def _commands() -> dict[tuple[str, ...], Any]:
+    """All of them, also those of groups, by the words that name them."""
+    found: dict[tuple[str, ...], Any] = {}
+    for name in COMMANDS:
+        command = getattr(importlib.import_module(f"legato.commands.{name}"), name)
+        if isinstance(command, typer.Typer):
+            found |= {(name, each.name or each.callback.__name__): each.callback for each in command.registered_commands if each.callback}
+        else:
+            found[name,] = command
+    return found
+
+
+@pytest.mark.parametrize("words", _commands(), ids=" ".join)
+def test_each_example_of_a_help_text_has_a_line_of_its_own(words: tuple[str, ...]) -> None:
+    text = inspect.cleandoc(_commands()[words].__doc__)
+    examples = [line.strip() for line in text.splitlines() if line.startswith("    legato ")]
+    shown = CliRunner().invoke(build(words), [*words, "--help"], env={"COLUMNS": "240", "TERM": "dumb"}).output
+    lines = [line.strip() for line in shown.splitlines()]
+    assert [example for example in examples if example not in lines] == []
