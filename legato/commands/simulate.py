@@ -87,7 +87,8 @@ def simulate(  # noqa: PLR0913  # options
 ) -> None:
     """Play a scenario: a fleet, a load and policies, in simulated time, with the real services' decisions.
 
-    The same seed is the same load for all policies, so that differences are theirs. docs/scenarios.md says what the figures are.
+    The same seed is the same load for all policies, so that differences are theirs.
+    docs/scenarios.md says what the figures are.
 
         legato simulate --list
         legato simulate shared-prefixes --html report.html
@@ -103,6 +104,8 @@ def simulate(  # noqa: PLR0913  # options
         raise LegatoError("which scenario? Name a file, or one of those that `legato simulate --list` shows")
     if html is not None and not html.absolute().parent.is_dir():
         raise LegatoError(f"--html {html}: there is no directory {html.absolute().parent}")
+    if html is not None and html.is_dir():
+        raise LegatoError(f"--html {html}: it is a directory; name a file, such as report.html")
     with TemporaryDirectory(prefix="legato-") as place:
         document = _document(scenario, set_ or [], _Log(from_log, nats, Path(place)))
         variants = scenarios(document, policy or [])

@@ -6,15 +6,19 @@ from hashlib import sha256
 from random import Random
 
 from legato.simulate.bus import Bus
+from legato.simulate.scenario import Scenario
 from legato.simulate.steps import Step
 from shared.contracts.ids import StepId, WorkflowId
 from shared.contracts.outcomes import Status
 from shared.contracts.steps import CancelRequested, Sampling, SubmissionRead
+from shared.core.errors import LegatoError
 from shared.sim.heap import SECOND_NS
 from shared.sim.measured import STATUSES, Measured
 from shared.sim.programs import Call, Chain, Program
 
 _INDEX = {status: index for index, status in enumerate(STATUSES)}
+
+VIOLATIONS_MAX = 20
 
 
 def key_of(tenant: str) -> str:
@@ -62,20 +66,28 @@ class _Open:
 class Clients:
     """All of them. `begin` each program at its time; `open` counts those that are not over."""
 
-    def __init__(self, bus: Bus, measured: Measured, draw: Random, settings: tuple[str, int, int]) -> None:
-        """`settings`: the model of programs that name none, tokens of a block, and the time before which nothing is counted."""
+    def __init__(self, bus: Bus, measured: Measured, draw: Random, scenario: Scenario) -> None:
+        """Programs that name no model ask for that of the first pool."""
         self.steps: dict[StepId, Step] = {}
         self.open = 0
+        self.violations: list[str] = []
         self.tenants: Callable[[str], None] = lambda tenant: None  # told of each tenant before its first step
         self._bus = bus
         self._heap = bus.heap
         self._measured = measured
         self._draw = draw.random
-        self._model, self._block_tokens, self._counted_ns = settings
+        self._model = next(iter(scenario.pools.values())).model
+        self._models = {pool.model for pool in scenario.pools.values()}
+        self._block_tokens = scenario.block_tokens
+        self._counted_ns = round(scenario.warm_up_s * SECOND_NS)
+        self._first_s = (scenario.network.hop_ms + scenario.network.first_ms) / 1e3
         self._seen = Seen(self._block_tokens)
 
     def begin(self, program: Program) -> None:
-        """Now."""
+        """Now. Raises LegatoError where it asks for a model that no pool serves."""
+        for model in dict.fromkeys([program.model, *(call.model for call in program.calls)]):
+            if model and model not in self._models:
+                raise LegatoError(f"a program asks for the model {model!r}; the pools serve {', '.join(sorted(self._models))}")
         self.tenants(program.tenant)
         _Running(self, program)
 
@@ -117,6 +129,11 @@ class Clients:
         """What its answer adds to what a cache could hold. The last token's KV is never computed."""
         self._seen.learn(step.chain, step.call.prompt_tokens + step.tokens - 1)
 
+    def wrong(self, text: str) -> None:
+        """Something that must hold does not. Of many, the first are told."""
+        if len(self.violations) < VIOLATIONS_MAX:
+            self.violations.append(text)
+
     def forget(self, step: Step) -> None:
         """Nobody asks for it any more."""
         self.steps.pop(step.id, None)
@@ -128,7 +145,7 @@ class Clients:
         calls = self._measured.calls
         calls.program.append(index)
         calls.asked_s.append(asked.asked_ns / SECOND_NS)
-        calls.first_s.append(step.first_ns / SECOND_NS if step.first_ns else math.nan)
+        calls.first_s.append(self.heard_s(step) if step.first_ns else math.nan)
         calls.ended_s.append(self._heap.now_s)
         calls.status.append(_INDEX[step.status or Status.FAILED])
         calls.prompt_tokens.append(asked.call.prompt_tokens)
@@ -141,6 +158,10 @@ class Clients:
         calls.longest_gap_s.append(step.gap_ns / SECOND_NS)
         calls.gpu_s.append(asked.gpu_s)
         calls.usd.append(asked.usd)
+
+    def heard_s(self, step: Step) -> float:
+        """When its reader has its first token, but not after its end."""
+        return min(step.first_ns / SECOND_NS + self._first_s, self._heap.now_s)
 
     def wait_s(self, program: Program, step: Step, tries: int) -> float:
         """Until the next try."""
@@ -226,6 +247,8 @@ class _Running:
         asked.gpu_s += step.gpu_s
         asked.usd += step.usd
         succeeded = step.status is Status.SUCCEEDED
+        if succeeded and step.tokens != step.wanted:
+            self._clients.wrong(f"{step.id} succeeded with {step.tokens} tokens, and should have {step.wanted}")
         if not succeeded and asked.tries < self.program.behaviour.tries and not self._failed:
             self._clients.later(self._clients.wait_s(self.program, step, asked.tries), self._ask, asked)
             return
@@ -256,7 +279,7 @@ class _Running:
 
     def _met(self, asked: _Open, step: Step) -> bool:
         goal = self.program.objective
-        ttft_s = (step.first_ns - asked.asked_ns) / SECOND_NS
+        ttft_s = self._clients.heard_s(step) - asked.asked_ns / SECOND_NS
         itl_s = (step.last_ns - step.first_ns) / SECOND_NS / max(1, step.tokens - 1)
         call_s = (self._clients.now_ns() - asked.asked_ns) / SECOND_NS
         pairs = ((ttft_s, goal.ttft_s), (itl_s, goal.itl_s), (call_s, goal.call_s))

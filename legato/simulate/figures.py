@@ -152,13 +152,11 @@ def _recomputed(calls: Calls, rows: Sequence[int]) -> float:
 
 
 def _fleet(measured: Measured, scenario: Scenario, found: Figures) -> Figures:
-    """Of workers and samples, from the end of the warm-up until no more programs begin: what is paid before and after is left out by its
-    share in the samples. Else a fleet that waits for the last slow reader would look dear."""
+    """Of workers and samples, from the end of the warm-up until no more programs begin: else a fleet that waits for the last slow reader
+    would look dear."""
     samples, totals, calls = measured.samples, measured.totals, measured.calls
-    there = [ready + coming for ready, coming in zip(samples.workers, samples.coming, strict=True)]
     loaded = [scenario.warm_up_s <= at_s <= scenario.seconds for at_s in samples.at_s]
-    usd = totals.fleet_usd * _share_of(samples.usd_per_hour, loaded)
-    gpu_s = totals.fleet_gpu_s * _share_of(there, loaded)
+    usd, gpu_s = totals.load_usd, totals.load_worker_s
     done = round((found["calls"] or 0) * (found["call_success"] or 0))
     programs_done = round((found["programs"] or 0) * (found["program_success"] or 0))
     taken_s = math.fsum(taken for taken, at_s in zip(calls.gpu_s, calls.ended_s, strict=True) if at_s <= scenario.seconds)
@@ -189,9 +187,3 @@ def _fleet(measured: Measured, scenario: Scenario, found: Figures) -> Figures:
         "events": float(totals.events),
         "violations": float(len(totals.violations)),
     }
-
-
-def _share_of(values: Sequence[float], within: Sequence[bool]) -> float:
-    """Which share of a sum over time those make up that are within."""
-    whole = math.fsum(values)
-    return math.fsum(value for value, counted in zip(values, within, strict=True) if counted) / whole if whole else 1.0

@@ -67,8 +67,7 @@ class Crew:
         self.steps = steps
         self.workers: dict[WorkerId, Worker] = {}
         self.paid: dict[WorkerId, float] = {}  # since when, in seconds
-        self.usd = 0.0  # of those that are gone
-        self.gpu_s = 0.0
+        self._spans: list[tuple[str, float, float]] = []  # pool, since when and until when, of those that are gone
         self.counts = Counts()
         self.arrived: Callable[[Worker], None] = lambda worker: None  # told of each worker when it is ready
         self._bus = bus
@@ -191,16 +190,23 @@ class Crew:
         self.workers.pop(worker.id, None)
         self._unpaid(worker.id)
 
-    def _unpaid(self, name: WorkerId) -> None:
+    def _unpaid(self, name: WorkerId, at_s: float | None = None) -> None:
         since_s = self.paid.pop(name, math.nan)
         if not math.isnan(since_s):
-            seconds = self._heap.now_s - since_s
-            self.gpu_s += seconds
-            self.usd += seconds / 3600 * self._scenario.pools[name.rsplit("-", 1)[0]].usd_per_hour
+            self._spans.append((name.rsplit("-", 1)[0], since_s, self._heap.now_s if at_s is None else at_s))
 
-    def close(self) -> None:
-        """The end of the run: all are paid up to now."""
+    def close(self, at_s: float) -> None:
+        """The end of the run was then: all that are there are paid up to it, or to the end of the load where that is later."""
+        for name in list(self.paid):
+            self._unpaid(name, max(at_s, self._scenario.seconds))
         for worker in list(self.workers.values()):
             self.gone(worker)
-        for name in list(self.paid):
-            self._unpaid(name)
+
+    def paid_between(self, begin_s: float, end_s: float) -> tuple[float, float]:
+        """Dollars and seconds of all workers within that time, once the run is closed."""
+        usd = seconds = 0.0
+        for pool, since_s, until_s in self._spans:
+            within_s = max(0.0, min(until_s, end_s) - max(since_s, begin_s))
+            seconds += within_s
+            usd += within_s / 3600 * self._scenario.pools[pool].usd_per_hour
+        return usd, seconds

@@ -36,17 +36,17 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     law: str
     count: Count = 1
-    model: str = "model"
-    blocks: Annotated[int, Meta(ge=0)] = 0
+    model: Annotated[str, Meta(min_length=1, max_length=256)] = "model"
+    blocks: Annotated[int, Meta(ge=0, le=1_000_000_000)] = 0
     slots: Annotated[int, Meta(ge=1, le=4_096)] = 256
     queue_max: Count = 64  # that wait in the engine
     tokens_per_step: Annotated[int, Meta(ge=1, le=262_144)] = 8_192
     eviction: str = "lru"  # a name of shared/core/eviction.py
     keep_s: Seconds = 0.0  # the KV of a workflow's step is kept so long for the next one; 0: like any other
     keep: Literal["fixed", "continuum"] = "fixed"  # the second: for as long as keeping.py finds worth it, instead
-    host_blocks: Annotated[int, Meta(ge=0)] = 0  # a second tier in the host's memory
+    host_blocks: Annotated[int, Meta(ge=0, le=1_000_000_000)] = 0  # a second tier in the host's memory
     host_gb_per_s: Annotated[float, Meta(gt=0, le=10_000)] = 50.0  # of the link to it, per GPU: PCIe 5.0 x16 has 63
-    usd_per_hour: Annotated[float, Meta(ge=0)] = 0.0  # of one worker
+    usd_per_hour: Annotated[float, Meta(ge=0, le=1_000_000)] = 0.0  # of one worker
     cold: Cold = Cold()
     spot: Spot | None = None
     autoscaler: dict[str, Any] = {}  # settings of [autoscaler.pools.NAME]; empty: the pool stays as it is

@@ -8,6 +8,12 @@ from legato.console import Rows, out, say, table
 from legato.simulate.comparison import Comparison, Difference, Place, Row, Verdict
 from legato.simulate.defined import BY_NAME
 
+TROUBLE = (
+    "program_unfinished",
+    *(f"call_{end}" for end in ("refused", "shed", "expired", "cancelled", "failed")),
+    "lost_attempts",
+    "violations",
+)
 PART = re.compile(r"\d+ to \d+ s")
 COLOURS: dict[Verdict, str] = {"better": "green", "worse": "red"}
 
@@ -56,7 +62,7 @@ def place_line(place: Place) -> str:
 def print_comparison(comparison: Comparison) -> None:
     """The headline figures of all policies; and where each is worse and better than the first."""
     base = comparison.policies[0]
-    rows = [row for row in comparison.rows if BY_NAME[row.figure].headline and any(row.policies.values())]
+    rows = [row for row in comparison.rows if _shown(row)]
     out.print(_means(comparison, rows))
     for policy in comparison.policies[1:]:
         out.print(f"\n{policy} against {base}, pair by pair", style="bold", markup=False)
@@ -67,6 +73,12 @@ def print_comparison(comparison: Comparison) -> None:
                 out.print(line, markup=False, soft_wrap=True)
     if len(comparison.seeds) == 1 and len(comparison.policies) > 1:
         say("\nOne seed says nothing about chance: --seeds 10 gives each difference an interval.")
+
+
+def _shown(row: Row) -> bool:
+    """The headline, and whatever trouble there was."""
+    means = [estimate.mean for estimate in row.policies.values() if estimate is not None]
+    return any(means) if row.figure in TROUBLE else BY_NAME[row.figure].headline and bool(means)
 
 
 def _means(comparison: Comparison, rows: list[Row]) -> Rows:

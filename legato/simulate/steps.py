@@ -56,10 +56,12 @@ class Step:
         """Tokens that it ends with."""
         return min(self.call.output.tokens, self.call.max_tokens or self.call.output.tokens)
 
-    def write(self, attempt: int, tokens: int, first_ns: int, last_ns: int) -> bool:
-        """`tokens` more, the first of which was there at `first_ns` and the last at `last_ns`. False: another attempt has written since."""
-        if attempt < self.attempt or self.status is not None:
+    def write(self, attempt: int, offset: int, tokens: int, times_ns: tuple[int, int]) -> bool:
+        """`tokens` more behind the first `offset`; when the first and the last of them were there. False: another attempt has written
+        since this one began, and goes on."""
+        if attempt < self.attempt or offset != self.tokens or self.status is not None:
             return False
+        first_ns, last_ns = times_ns
         self.attempt = attempt
         if self.first_ns:
             self.gap_ns = max(self.gap_ns, first_ns - self.last_ns)

@@ -17,6 +17,7 @@ from shared.runtime.config import ConfigError, checked
 from shared.sim.workloads import KINDS
 
 EVICTIONS = get_args(Eviction)
+FAULT_MIN_S = 0.1  # a fleet that is struck more often does nothing else
 _NEXT = re.compile(r",(?=[a-z_]+\.[a-z_])")  # between the settings of a policy that is said on the command line
 
 
@@ -83,6 +84,15 @@ def _check(scenario: Scenario, policy: str, origin: str) -> None:
             raise ConfigError(f"{where}.law: {error}") from error
         if pool.eviction not in EVICTIONS:
             refuse(where, f"eviction {pool.eviction}", pool.eviction, EVICTIONS)
+        if not pool.count and not pool.autoscaler:
+            raise ConfigError(f"{where}.count is 0, and no autoscaler launches any: nobody would be served")
+        low, high = pool.autoscaler.get("min"), pool.autoscaler.get("max")
+        if isinstance(low, int) and isinstance(high, int) and low > high:
+            raise ConfigError(f"{where}.autoscaler: min ({low}) is more than max ({high})")
+    for name in ("worker_killed_every_s", "worker_drained_every_s", "service_restarted_every_s", "database_away_every_s"):
+        every_s = getattr(scenario.faults, name)
+        if 0 < every_s < FAULT_MIN_S:
+            raise ConfigError(f"{origin}: faults.{name} is {every_s:g} s: it must be 0 (never) or at least {FAULT_MIN_S:g}")
     for index, each in enumerate(scenario.workload):
         where = f"{origin}: workload.{index}"
         if each.kind not in KINDS:

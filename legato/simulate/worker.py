@@ -59,7 +59,7 @@ class Kind(NamedTuple):
 class Attempt:
     """One attempt in a worker's hands. `warming`: how often the cache was warmed so far; 0: it decodes."""
 
-    __slots__ = ("begun_ns", "dispatch", "first_ns", "mark", "request", "resumed", "step", "used_s", "warmings")
+    __slots__ = ("begun_ns", "dispatch", "first_ns", "mark", "request", "resumed", "step", "used_s", "warmings", "written")
 
     def __init__(self, dispatch: StepDispatched, step: Step, begun_ns: int) -> None:
         self.dispatch = dispatch
@@ -70,6 +70,7 @@ class Attempt:
         self.mark = 0.0
         self.used_s = 0.0  # of the engine's time, once it has ended
         self.warmings = 0
+        self.written = 0  # tokens of the output that there are behind what it has written
         self.request: Request | None = None
 
 
@@ -225,7 +226,7 @@ class Worker:
         step = attempt.step
         context = step.call.prompt_tokens + step.tokens
         attempt.warmings += warm
-        attempt.resumed = step.tokens
+        attempt.resumed = attempt.written = step.tokens
         output = 1 if warm else max(1, step.wanted - step.tokens)
         attempt.request = Request(attempt, context, output, step.chain, attempt.dispatch.job.priority)
         refusal = self._engine.submit(attempt.request)
@@ -317,7 +318,8 @@ class Worker:
 
     def _wrote(self, attempt: Attempt, tokens: int, first_ns: int, last_ns: int) -> None:
         step = attempt.step
-        if not step.write(attempt.dispatch.attempt, tokens, first_ns, last_ns):  # fenced: whoever wrote goes on
+        offset, attempt.written = attempt.written, attempt.written + tokens
+        if not step.write(attempt.dispatch.attempt, offset, tokens, (first_ns, last_ns)):  # fenced: whoever wrote goes on
             self._stop(attempt)
             self._waste(attempt)
             return

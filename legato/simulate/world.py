@@ -5,6 +5,7 @@ It plays what decides how a fleet performs: queues, placement, caches, batches, 
 are the same, to the last message.
 """
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -48,9 +49,7 @@ class _World:
         self._heap = Heap()
         self._measured = Measured(policy, seed)
         self._bus = Bus(self._heap, scenario.network, Random(f"network {seed}"))
-        counted_ns = round(scenario.warm_up_s * SECOND_NS)
-        model = next(iter(scenario.pools.values())).model
-        self._clients = Clients(self._bus, self._measured, Random(f"clients {seed}"), (model, scenario.block_tokens, counted_ns))
+        self._clients = Clients(self._bus, self._measured, Random(f"clients {seed}"), scenario)
         self._clients.tenants = self._welcome
         self._services = {name: Service(self._bus, machine_of(name), config) for name, config in configs(scenario, policy).items()}
         self._crew = Crew(self._bus, scenario, self._clients.steps, Random(f"fleet {seed}"))
@@ -63,6 +62,7 @@ class _World:
         self._faults = Random(f"faults {seed}")
         self._programs = together([(load.kind, load.settings) for load in scenario.workload], scenario.seconds, seed, data)
         self._exhausted = False
+        self._calm = False  # nothing is struck any more
         self._sampler = Sampler(self._heap, self._crew, self._services["scheduler"], self._measured.samples)
 
     def run(self, tell: Callable[[float], None]) -> Measured:
@@ -124,8 +124,9 @@ class _World:
         self._heap.after(self._faults.expovariate(1 / what[0]), self._strike, what)
 
     def _strike(self, what: Strike) -> None:
-        what[1]()
-        self._strike_later(what)
+        if not self._calm:
+            what[1]()
+            self._strike_later(what)
 
     def _restart(self) -> None:
         service = self._services[self._faults.choice(list(self._services))]
@@ -139,13 +140,15 @@ class _World:
     def _close(self) -> None:
         """Let what was said arrive, and look at what must hold."""
         measured, crew, totals = self._measured, self._crew, self._measured.totals
-        whole = self._over()
-        self._heap.run(self._heap.now_ns + round(QUIET_S * SECOND_NS), lambda: False)
-        totals.violations = self._violations(whole)
-        crew.close()
+        whole, self._calm, scenario = self._over(), True, self._scenario
         totals.seconds = self._heap.now_s
+        quiet_s = QUIET_S + scenario.faults.restart_s + scenario.faults.database_away_s
+        self._heap.run(self._heap.now_ns + round(quiet_s * SECOND_NS), lambda: False)
+        totals.violations = self._violations(whole)
+        crew.close(totals.seconds)
+        totals.load_usd, totals.load_worker_s = crew.paid_between(scenario.warm_up_s, scenario.seconds)
         totals.events = self._bus.messages
-        totals.fleet_usd, totals.fleet_gpu_s = crew.usd, crew.gpu_s
+        totals.fleet_usd, totals.fleet_gpu_s = crew.paid_between(0.0, math.inf)
         totals.wasted_gpu_s, totals.retractions = crew.counts.wasted_gpu_s, crew.counts.retractions
         totals.lost_attempts = self._losses.lost_attempts
         measured.hash = self._bus.hash()
@@ -153,7 +156,7 @@ class _World:
     def _violations(self, whole: bool) -> list[str]:
         """What should not be. `whole`: nothing was cut off by the end of the time."""
         record, scheduler = self._record, self._services["scheduler"].state
-        found = []
+        found = list(self._clients.violations)
         for worker in self._crew.workers.values():
             cache = worker.batching.cache
             if cache.used + cache.cached + cache.free != cache.blocks or min(cache.used, cache.cached, cache.free) < 0:

@@ -65,12 +65,15 @@ class Samples:
 
 
 class Totals(msgspec.Struct, kw_only=True):
-    """Sums over the whole run. `fleet_usd`: of all workers from their launch to their end, busy or not."""
+    """Sums over the whole run. `fleet_usd`: of all workers from the moment in which their machine is there to its end, busy or not;
+    `load_usd`: of that, from the end of the warm-up until no more programs begin."""
 
     seconds: float = 0.0
     events: int = 0  # messages that services took
     fleet_usd: float = 0.0
     fleet_gpu_s: float = 0.0
+    load_usd: float = 0.0
+    load_worker_s: float = 0.0  # likewise
     wasted_gpu_s: float = 0.0  # of attempts whose work nobody used
     preemptions: int = 0
     retractions: int = 0  # by engines, for want of KV blocks

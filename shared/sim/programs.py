@@ -6,9 +6,10 @@ shared, and a call that quotes an earlier answer are all said by repeating segme
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
 MASK = 0xFFFFFFFFFFFFFFFF
 
@@ -44,7 +45,7 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     patience_s: float = 0.0  # without a first token it cancels, and tries again; 0: it waits for ever
     timeout_s: float = 0.0  # from asking to the end, as sent to admission; 0: the fleet's default
-    tries: int = 1
+    tries: Annotated[int, Meta(ge=1, le=1_000)] = 1
     retry_s: float = 1.0
     rude: bool = False
 

@@ -8,9 +8,12 @@ import msgspec
 import pytest
 
 from legato.simulate.scenario import Scenario
+from legato.simulate.steps import Step
 from legato.simulate.world import run
+from shared.contracts.ids import StepId
 from shared.core.errors import LegatoError
 from shared.sim.measured import STATUSES, Measured
+from shared.sim.programs import Call, Program, Segment
 
 SUCCEEDED = STATUSES.index("succeeded")
 CHAT = {"kind": "chat", "with": {"rate_per_s": 1.5}}
@@ -70,6 +73,38 @@ def test_nothing_is_lost_in_a_storm(seed: int) -> None:
     assert max(measured.calls.attempts) > 1  # somebody went on elsewhere
     assert set(outcomes(measured)) == {"succeeded"}
     assert all(well_ended(measured))
+
+
+@pytest.mark.parametrize("seed", [5, 12, 13])
+def test_a_scheduler_that_was_away_while_workers_came_and_went_lets_nobody_write_twice(seed: int) -> None:
+    pool = {**POOL, "slots": 16, "cold": {**QUICK, "provision_s": 2.0}, "spot": {"mean_life_s": 40.0, "notice_s": 1.0}}
+    faults = {"worker_killed_every_s": 5.0, "service_restarted_every_s": 4.0, "restart_s": 10.0}
+    load = [{"kind": "chat", "with": {"rate_per_s": 3.0, "think_s": {"median": 1.0}}}]
+    measured = played(seed=seed, pools={"a": pool}, faults=faults, workload=load)
+    assert measured.totals.lost_attempts > 0
+    assert measured.totals.violations == []
+
+
+def test_two_attempts_of_a_step_go_on_from_what_is_stored_or_not_at_all() -> None:
+    call = Call(key="c", prompt=(Segment(1, 100),), output=Segment(2, 50))
+    step = Step(StepId("s"), Program(id="p", kind="k", begins_s=0.0, calls=(call,)), call, 16)
+    assert step.write(1, 0, 10, (1, 2))
+    assert step.write(1, 10, 5, (3, 4))
+    assert not step.write(2, 10, 5, (3, 4)), "it began before the first attempt wrote more"
+    assert step.write(2, 15, 5, (5, 6))
+    assert not step.write(1, 20, 5, (7, 8)), "it is fenced by the second"
+    assert step.tokens == 20
+
+
+def test_the_fleet_costs_what_its_workers_cost_for_as_long_as_the_load_lasts() -> None:
+    measured = played(workload=[{"kind": "single", "with": {"rate_per_s": 0.1}}], warm_up_s=10.0, sample_s=60.0)
+    assert measured.totals.load_worker_s == pytest.approx(3 * 50.0)
+    assert measured.totals.load_usd == pytest.approx(3 * 50.0 / 3600 * 2.0)
+
+
+def test_what_is_added_to_first_tokens_is_what_readers_wait_longer() -> None:
+    quick, slow = (played(workload=[SINGLE], network={"first_ms": added}) for added in (0.0, 500.0))
+    assert sum(waits_s(slow)) / len(waits_s(slow)) == pytest.approx(sum(waits_s(quick)) / len(waits_s(quick)) + 0.5, abs=0.05)
 
 
 def test_an_attempt_that_goes_on_elsewhere_says_no_token_twice() -> None:
@@ -174,6 +209,7 @@ def test_two_policies_of_one_scenario_play_the_same_load() -> None:
         ({"policies": {"a": {"scheduler.queue_max": 0}}}, "queue_max"),
         ({"pools": {"a": {**POOL, "law": "gpt-9@h100"}}}, "gpt-9"),
         ({"workload": [{"kind": "noise"}]}, "noise"),
+        ({"workload": [{"kind": "single", "with": {"model": "other"}}]}, "the model 'other'; the pools serve model"),
     ],
 )
 def test_what_there_is_not_is_said(changes: dict[str, Any], says: str) -> None:

@@ -104,7 +104,8 @@ def test_the_fleet_is_paid_for_whether_it_is_busy_or_not() -> None:
         program = add_program(measured, begun_s, begun_s + 5)
         add_call(measured, program, (begun_s, begun_s + 1, begun_s + 5), gpu_s=6.0)
         add_call(measured, program, (begun_s, begun_s + 1, begun_s + 5), gpu_s=6.0)
-    measured.totals.fleet_usd, measured.totals.fleet_gpu_s, measured.totals.wasted_gpu_s = 0.12, 120.0, 12.0
+    totals = measured.totals
+    totals.load_usd, totals.load_worker_s, totals.fleet_gpu_s, totals.wasted_gpu_s = 0.12, 120.0, 120.0, 12.0
     found = run(measured).figures
     assert found["usd_per_program"] == pytest.approx(0.06)
     assert found["usd_per_call"] == pytest.approx(0.03)
@@ -121,12 +122,13 @@ def test_what_comes_before_and_behind_the_load_is_not_counted() -> None:
     add_call(measured, early, (30.0, 31.0, 35.0), status="failed")  # of a program that began before, asked behind
     for at_s, workers, queued in ((0.0, 1, 9), (20.0, 3, 1), (40.0, 3, 3), (80.0, 2, 9)):
         add_sample(measured, at_s, workers=workers, coming=0, queued=queued, usd_per_hour=float(workers))
-    measured.totals.fleet_usd, measured.totals.fleet_gpu_s = 9.0, 180.0
+    totals = measured.totals
+    totals.fleet_usd, totals.fleet_gpu_s, totals.load_usd, totals.load_worker_s = 9.0, 180.0, 6.0, 120.0
     found = run(measured, warm_up_s=20.0).figures
     assert (found["programs"], found["calls"], found["call_success"]) == (1.0, 2.0, 0.5)
     assert found["program_goodput_per_s"] == pytest.approx(1 / 40)
     assert (found["queue_mean"], found["queue_max"]) == (2.0, 3.0)
-    assert found["fleet_usd"] == pytest.approx(6.0)  # 1 + 3 + 3 + 2 worker-samples, the first one before, the last one behind
+    assert found["fleet_usd"] == pytest.approx(6.0)
     assert found["fleet_gpu_s"] == pytest.approx(120.0)
 
 
