@@ -42,7 +42,7 @@ def _settings(document: Document, policies: Mapping[str, Any], name: str) -> dic
     if "=" in name:
         pairs = [text.partition("=") for text in _NEXT.split(name)]
         return {key.strip(): value_of(text) for key, _, text in pairs}
-    refuse(f"--policy {name}", f"policy {name}", name, [*policies, DEFAULT])
+    refuse(f"--policy {name}", f"policy {name}", name, list(dict.fromkeys([*policies, DEFAULT])))
 
 
 def _variant(document: Document, name: str, settings: Mapping[str, Any]) -> Scenario:

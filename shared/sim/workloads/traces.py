@@ -27,7 +27,8 @@ def found(data: Path, path: str, origin: str, folder: bool = False) -> Path:
     """Where that file or folder is. Raises LegatoError if it is not there, with the `origin` that it can be had from."""
     whole = data / path
     if not (whole.is_dir() if folder else whole.is_file()):
-        raise LegatoError(f"{whole} is not there: get it from {origin}, and say with `path` where it is; generators need no files")
+        where = "say with --data which folder it is in, or with `path` where it is"
+        raise LegatoError(f"{whole} is not there: get it from {origin}, and {where}; generators need no files")
     return whole
 
 
