@@ -17,7 +17,7 @@ from legato.commands import record
 from legato.commands.options import Json, Nats, connected, finish
 from legato.console import err, fail, out, print_json, say, table
 from legato.simulate.comparison import Comparison, compare
-from legato.simulate.figures import Figures, Report
+from legato.simulate.figures import Report, Run
 from legato.simulate.from_log import played
 from legato.simulate.loading import Document, changed, read, shipped
 from legato.simulate.page import page
@@ -47,20 +47,6 @@ FromLog = Annotated[
     ),
 ]
 Traces = Annotated[Path, typer.Option("--data", metavar="DIR", help="Folder of the public traces, for scenarios that play them.")]
-
-
-class Run(msgspec.Struct, kw_only=True):
-    """One run without its series and curves, as in figures.Report."""
-
-    policy: str
-    seed: int
-    hash: str
-    seconds: float
-    figures: Figures
-    kinds: dict[str, Figures]
-    tenants: dict[str, Figures]
-    parts: dict[str, Figures]
-    violations: list[str]
 
 
 class Answer(msgspec.Struct, kw_only=True):

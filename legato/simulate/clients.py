@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from hashlib import sha256
+from itertools import islice
 from random import Random
 
 from legato.simulate.bus import Bus
@@ -19,6 +20,8 @@ from shared.sim.programs import Call, Chain, Program
 _INDEX = {status: index for index, status in enumerate(STATUSES)}
 
 VIOLATIONS_MAX = 20
+BLOCKS_MAX = 4_000_000  # about 400 MB of memory
+BACKOFF_MAX_S = 60.0  # between two tries
 
 
 def key_of(tenant: str) -> str:
@@ -27,10 +30,11 @@ def key_of(tenant: str) -> str:
 
 
 class Seen:
-    """Which blocks anybody has asked for before: what a cache without end would hold."""
+    """Which blocks anybody has asked for before: what a cache without end would hold. At most BLOCKS_MAX, the oldest go first."""
 
-    def __init__(self, block_tokens: int) -> None:
-        self._blocks: set[int] = set()
+    def __init__(self, block_tokens: int, blocks_max: int = BLOCKS_MAX) -> None:
+        self._blocks: dict[int, None] = {}
+        self._blocks_max = blocks_max
         self._block_tokens = block_tokens
 
     def missing_tokens(self, chain: Chain, prompt_tokens: int) -> int:
@@ -39,12 +43,18 @@ class Seen:
         known = 0
         while known < len(blocks) and blocks[known] in self._blocks:
             known += 1
-        self._blocks.update(blocks[known:])
+        self._add(blocks[known:])
         return max(1, prompt_tokens - known * self._block_tokens)
 
     def learn(self, chain: Chain, tokens: int) -> None:
         """An answer was given: with it, so many tokens are known."""
-        self._blocks.update(chain.first(tokens // self._block_tokens))
+        self._add(chain.first(tokens // self._block_tokens))
+
+    def _add(self, blocks: list[int]) -> None:
+        self._blocks.update(dict.fromkeys(blocks))
+        if len(self._blocks) > self._blocks_max:  # many at a time: a dict finds its first entry slowly when one by one was taken away
+            for block in list(islice(self._blocks, self._blocks_max // 8 + 1)):
+                del self._blocks[block]
 
 
 class _Open:
@@ -101,7 +111,7 @@ class Clients:
         step.asked_ns = now_ns
         if asked.tries == 1:
             asked.wanted_tokens = self._seen.missing_tokens(step.chain, call.prompt_tokens)
-        step.ended = lambda ended: self._heap.at(now_ns_of(self._bus), running.ended, (asked, ended))
+        step.ended = lambda ended: self._heap.at(heard_ns(self._bus), running.ended, (asked, ended))
         self.steps[step.id] = step
         timeout_s = program.behaviour.timeout_s
         self._bus.publish(
@@ -167,7 +177,10 @@ class Clients:
         """Until the next try."""
         behaviour = program.behaviour
         told_s = (step.problem.retry_after_ms if step.problem else 0) / 1e3
-        wait_s = behaviour.retry_s if behaviour.rude else max(behaviour.retry_s, told_s) * 2 ** (tries - 1)
+        if behaviour.rude:
+            wait_s = behaviour.retry_s
+        else:
+            wait_s = max(behaviour.retry_s, told_s, min(BACKOFF_MAX_S, behaviour.retry_s * 2.0 ** (tries - 1)))
         return wait_s * (1 + self._draw() / 2)
 
     def row(self, program: Program) -> int:
@@ -201,7 +214,7 @@ class Clients:
         return self._heap.now_ns
 
 
-def now_ns_of(bus: Bus) -> int:
+def heard_ns(bus: Bus) -> int:
     """When a reader has what is written now."""
     return bus.heap.now_ns + bus.hop_ns()
 

@@ -18,9 +18,9 @@ SUCCEEDED = STATUSES.index("succeeded")
 Figures = dict[str, float | None]
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """One run. `figures` by name, None where there is nothing to say (no call succeeded); `kinds`, `tenants` and `parts` the same for
-    some programs. `series`: means over steps of `step_s` from 0 on, None where the run was over. `curves`: values at summing.QUANTILES."""
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One run in figures: by name, None where there is nothing to say (no call succeeded); `kinds`, `tenants` and `parts` the same for
+    some programs."""
 
     policy: str
     seed: int
@@ -30,10 +30,16 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     kinds: dict[str, Figures]
     tenants: dict[str, Figures]
     parts: dict[str, Figures]
+    violations: list[str]
+
+
+class Report(Run, frozen=True, kw_only=True):
+    """And what is drawn of it. `series`: means over steps of `step_s` from 0 on, None where the run was over. `curves`: values at
+    summing.QUANTILES."""
+
     step_s: float
     series: dict[str, list[float | None]]
     curves: dict[str, list[float]]
-    violations: list[str]
 
 
 def report(measured: Measured, scenario: Scenario) -> Report:

@@ -102,19 +102,20 @@ class Crew:
     # --- messages ----------------------------------------------------------------------------------------------------------------
 
     def _told(self, message: Message) -> None:
-        if isinstance(message, ScaleTargetSet):
-            self.reach(message.pool, message.workers)
-            return
-        assert isinstance(message, StepDispatched | StepRevoked | KvResyncRequested)
-        worker = self.workers.get(message.worker)
-        if worker is None or worker.state is WorkerState.DOWN:
-            return
-        if isinstance(message, StepDispatched):
-            worker.dispatched(message)
-        elif isinstance(message, StepRevoked):
-            worker.revoked(message)
-        else:
-            worker.told_resync(message)
+        match message:
+            case ScaleTargetSet():
+                self.reach(message.pool, message.workers)
+            case StepDispatched() if worker := self._up(message.worker):
+                worker.dispatched(message)
+            case StepRevoked() if worker := self._up(message.worker):
+                worker.revoked(message)
+            case KvResyncRequested() if worker := self._up(message.worker):
+                worker.told_resync()
+
+    def _up(self, name: WorkerId) -> Worker | None:
+        """Who is there to hear; what a dead process was told is lost, as live."""
+        worker = self.workers.get(name)
+        return worker if worker is not None and worker.state is not WorkerState.DOWN else None
 
     # --- more and fewer ----------------------------------------------------------------------------------------------------------
 

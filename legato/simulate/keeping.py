@@ -53,8 +53,9 @@ class Keeping:
         if last:
             self._lengths.append(steps + 1)
             return 0.0
-        if len(self._paused) < PROGRAMS_MAX:
-            self._paused[dispatch.workflow] = (now_s, steps + 1)
+        self._paused[dispatch.workflow] = (now_s, steps + 1)
+        if len(self._paused) > PROGRAMS_MAX:
+            del self._paused[next(iter(self._paused))]
         if now_s - self._learnt_s >= LEARN_S:
             self._learnt_s = now_s
             self._queueing_s = fmean(self._waits) if self._waits else 0.0

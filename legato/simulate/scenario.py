@@ -53,7 +53,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Faults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Mean times between disturbances of the whole fleet, exponential; 0: none."""
+    """Mean times between disturbances of the whole fleet, exponential; 0: none. The last worker that is there is spared."""
 
     worker_killed_every_s: Seconds = 0.0
     worker_drained_every_s: Seconds = 0.0

@@ -14,7 +14,7 @@ from legato.simulate.steps import Step
 from services.worker.meter import Meter
 from shared.contracts.fleet import Capacity, Hardware, ModelCard, RunningStep, WorkerBeat, WorkerGone, WorkerRegistered, WorkerState
 from shared.contracts.ids import CellId, StepId, WorkerId
-from shared.contracts.kv import KvChanged, KvEvent, KvResyncRequested, KvSnapshot
+from shared.contracts.kv import KvChanged, KvEvent, KvSnapshot
 from shared.contracts.outcomes import FinishReason, Problem, Reason, Status, Usage
 from shared.contracts.steps import AttemptEnded, StepDispatched, StepRevoked
 from shared.core.batching import Batching, BatchingConfig, Refusal, Request
@@ -172,7 +172,8 @@ class Worker:
             self._lost(attempt)
         self.attempts.clear()
 
-    def told_resync(self, event: KvResyncRequested) -> None:
+    def told_resync(self) -> None:
+        """The registry has missed something."""
         self._bus.publish(KvSnapshot(worker=self.id, cell=CELL, epoch=self.epoch, seq=self._kv_seq, hashes=self.batching.cache.hashes()))
 
     # --- attempts ----------------------------------------------------------------------------------------------------------------

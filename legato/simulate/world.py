@@ -17,7 +17,7 @@ from legato.simulate.bus import Bus, Service
 from legato.simulate.clients import Clients, key_of
 from legato.simulate.fleet import Crew
 from legato.simulate.losses import Losses, Strike
-from legato.simulate.record import Record
+from legato.simulate.recorder import Recorder
 from legato.simulate.sampler import Sampler
 from legato.simulate.scenario import Scenario
 from legato.simulate.settings import configs
@@ -55,7 +55,7 @@ class _World:
         self._crew = Crew(self._bus, scenario, self._clients.steps, Random(f"fleet {seed}"))
         self._losses = Losses(self._bus, self._crew, scenario, Random(f"losses {seed}"))
         self._losses.plan(data)
-        self._record = Record(self._bus, scenario.network.commit_ms, lambda settled: None)
+        self._recorder = Recorder(self._bus, scenario.network.commit_ms, lambda settled: None)
         self._bus.watch(Output, self._output)
         self._bus.watch(StepRevoked, self._revoked)
         self._bus.watch(StepAdmitted, _Prompts(self._bus, self._clients, scenario.block_tokens).admitted)
@@ -115,7 +115,7 @@ class _World:
             (faults.worker_killed_every_s, self._losses.kill_one),
             (faults.worker_drained_every_s, self._losses.drain_one),
             (faults.service_restarted_every_s, self._restart),
-            (faults.database_away_every_s, lambda: self._record.away(faults.database_away_s)),
+            (faults.database_away_every_s, lambda: self._recorder.away(faults.database_away_s)),
         ):
             if every_s:
                 self._strike_later((every_s, strike))
@@ -155,7 +155,7 @@ class _World:
 
     def _violations(self, whole: bool) -> list[str]:
         """What should not be. `whole`: nothing was cut off by the end of the time."""
-        record, scheduler = self._record, self._services["scheduler"].state
+        recorder, scheduler = self._recorder, self._services["scheduler"].state
         found = list(self._clients.violations)
         for worker in self._crew.workers.values():
             cache = worker.batching.cache
@@ -163,8 +163,8 @@ class _World:
                 found.append(f"blocks of {worker.id} do not add up")
             if not worker.attempts and cache.used:
                 found.append(f"{worker.id} has no attempt, and {cache.used} blocks in use")
-        if whole and (record.open or record.settlements != record.admitted):
-            found.append(f"{record.admitted} steps were accepted, {record.settlements} settled, {len(record.open)} are open")
+        if whole and (recorder.open or recorder.settlements != recorder.admitted):
+            found.append(f"{recorder.admitted} steps were accepted, {recorder.settlements} settled, {len(recorder.open)} are open")
         if whole and scheduler.steps:
             found.append(f"the scheduler keeps {len(scheduler.steps)} steps that are over")
         return found

@@ -40,8 +40,9 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a client takes a no, and how long it waits. `tries`: of each call; a refusal's or a failure's next one after what the answer
-    says (`retry_after_ms`), at least `retry_s` with up to half as much more; a rude client ignores what it is told."""
+    """How a client takes a no, and how long it waits. `tries`: of each call; after a refusal or a failure the next one comes when
+    the answer says (`retry_after_ms`), at least `retry_s` later, twice that after the second, and so on up to a minute, with up to half as
+    much more; a rude client always waits `retry_s`."""
 
     patience_s: float = 0.0  # without a first token it cancels, and tries again; 0: it waits for ever
     timeout_s: float = 0.0  # from asking to the end, as sent to admission; 0: the fleet's default

@@ -75,12 +75,39 @@ def test_nothing_is_lost_in_a_storm(seed: int) -> None:
     assert all(well_ended(measured))
 
 
-@pytest.mark.parametrize("seed", [5, 12, 13])
+@pytest.mark.parametrize("seed", [9, 10])  # in both, two attempts write the same tokens if the place is not looked at
 def test_a_scheduler_that_was_away_while_workers_came_and_went_lets_nobody_write_twice(seed: int) -> None:
-    pool = {**POOL, "slots": 16, "cold": {**QUICK, "provision_s": 2.0}, "spot": {"mean_life_s": 40.0, "notice_s": 1.0}}
-    faults = {"worker_killed_every_s": 5.0, "service_restarted_every_s": 4.0, "restart_s": 10.0}
-    load = [{"kind": "chat", "with": {"rate_per_s": 3.0, "think_s": {"median": 1.0}}}]
-    measured = played(seed=seed, pools={"a": pool}, faults=faults, workload=load)
+    pool = {
+        "law": "llama-3.1-8b@h100:vllm",
+        "count": 3,
+        "slots": 64,
+        "keep": "continuum",
+        "spot": {"mean_life_s": 40.0, "notice_s": 1.0},
+        "cold": {"provision_s": 2.0, "image_s": 1.0, "weights_gb": 2.0, "gb_per_s": 2.0, "warm_up_s": 1.0},
+        "autoscaler": {"min": 1, "max": 5, "policy": "dynamo"},
+    }
+    faults = {
+        "worker_killed_every_s": 7.0,
+        "worker_drained_every_s": 9.0,
+        "service_restarted_every_s": 5.0,
+        "restart_s": 10.0,
+        "database_away_every_s": 11.0,
+        "database_away_s": 3.0,
+    }
+    tenants = [
+        {"name": "a", "behaviour": {"patience_s": 3.0, "tries": 3, "timeout_s": 20.0}},
+        {"name": "b", "priority": 20, "behaviour": {"tries": 2, "rude": True}},
+    ]
+    chat = {
+        "rate_per_s": 3.0,
+        "system_tokens": 0,
+        "output": {"median": 200.0, "sigma": 1.0},
+        "think_s": {"median": 1.0},
+        "tenants": tenants,
+    }
+    services = {"scheduler.order": "atlas", "scheduler.queueing": "worker"}
+    load = [{"kind": "chat", "with": chat}]
+    measured = played(seed=seed, pools={"p": pool}, faults=faults, workload=load, services=services, drain_s=200.0, sample_s=1.0)
     assert measured.totals.lost_attempts > 0
     assert measured.totals.violations == []
 

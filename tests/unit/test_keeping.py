@@ -1,6 +1,6 @@
 """For how long simulated workers keep a program's KV: a fixed time, or what their own programs have shown to be worth it."""
 
-from legato.simulate.keeping import SEEN_MAX, Keeping
+from legato.simulate.keeping import PROGRAMS_MAX, SEEN_MAX, Keeping
 from shared.contracts.ids import CellId, ModelName, StepId, WorkerId, WorkflowId
 from shared.contracts.steps import Job, StepDispatched
 from shared.core.time_to_live import SEEN_MIN
@@ -48,6 +48,14 @@ def test_what_is_seen_is_bounded() -> None:
     keeping = Keeping(0.0, learns=True, tokens_per_s=TOKENS_PER_S)
     taught(keeping, SEEN_MAX + 100)
     assert len(keeping._pauses) == len(keeping._lengths) == SEEN_MAX
+
+
+def test_programs_that_never_come_back_make_room_for_new_ones() -> None:
+    keeping = Keeping(0.0, learns=True, tokens_per_s=TOKENS_PER_S)
+    for number in range(PROGRAMS_MAX + 10):
+        keeping.seconds(dispatch(f"w{number}"), 0.0, last=False)
+    assert len(keeping._paused) == PROGRAMS_MAX
+    assert WorkflowId(f"w{PROGRAMS_MAX + 9}") in keeping._paused
 
 
 def test_without_either_nothing_is_on() -> None:

@@ -17,7 +17,7 @@ from shared.contracts.steps import AttemptEnded, StepAdmitted, StepClosed, StepD
 BATCH_MAX = 500  # events of one commit
 
 
-class Record(Inbox):
+class Recorder(Inbox):
     """`open` are rows that are not settled; `settled`: told of each settlement."""
 
     def __init__(self, bus: Bus, commit_ms: float, settled: Callable[[StepSettled], None]) -> None:
