@@ -31,7 +31,7 @@ def wake_ns(state: State, config: SchedulerConfig) -> int | None:
         times.append(max(next(iter(state.revoked.values())), since_ns) + config.revoke_grace_ms * MS)
     if state.awaiting:
         times.append(_next_match_timeout_ns(state, int(config.match_wait_ms * MS)))
-    lease_end_ns = max(_longest_silent_ns(state), since_ns) + config.lease_ms * MS
+    lease_end_ns = _next_lease_end_ns(state, since_ns, config.lease_ms * MS)
     if lease_end_ns <= state.heard_ns + silence_ns:  # else nothing may be concluded until somebody is heard
         times.append(lease_end_ns)
     return min((time for time in times if time > now_ns), default=None)
@@ -88,6 +88,8 @@ def _next_match_timeout_ns(state: State, wait_ns: int) -> int:
     return next((routed_ns + wait_ns for routed_ns in state.awaiting.values() if routed_ns + wait_ns > state.now_ns), 0)
 
 
-def _longest_silent_ns(state: State) -> int:
-    """When the longest silent of the workers that have steps was heard; 0 if none has."""
-    return next((heard_ns for worker, heard_ns in state.heard.items() if state.workers[worker].placed), 0)
+def _next_lease_end_ns(state: State, since_ns: int, lease_ns: int) -> int:
+    """Of whoever, though only those with steps have something to lose: to look for these costs more than a tick for nothing, and idle workers
+    beat before. 0: none to come."""
+    ends = (max(heard_ns, since_ns) + lease_ns for heard_ns in state.heard.values())
+    return next((end_ns for end_ns in ends if end_ns > state.now_ns), 0)
