@@ -4,36 +4,40 @@ import argparse
 import os
 import sys
 import time
+from datetime import date
 from pathlib import Path
 
 import msgspec
 
 from bench.sim.many import results
 from bench.sim.minimise import minimised
+from bench.sim.mutation_table import Caught, mutation_table
 from bench.sim.mutations import MUTATIONS, mutated
 from bench.sim.plan import Plan, drawn
 from bench.sim.world import Result, simulate
 
+WORLDS, MUTATED_MAX = 1_000, 400
 SHOWN_MAX = 5  # broken worlds that are made shorter
 
 
 def main() -> int:
     """0 where every world held."""
     parser = argparse.ArgumentParser(prog="python -m bench.sim", description="Whole fleets in simulated worlds, with faults.")
-    parser.add_argument("--seeds", type=_positive, default=1_000, help="how many worlds (default: 1000)")
+    parser.add_argument("--seeds", type=_positive, help=f"how many worlds (default: {WORLDS}; for each planted bug at most {MUTATED_MAX})")
     parser.add_argument("--first", type=int, default=1, help="the first seed (default: 1)")
     parser.add_argument("--seed", type=int, help="this world alone, twice, with its plan and its log")
     parser.add_argument("--plan", type=_plan, metavar="FILE", help="a plan from a file instead of a seed's")
     parser.add_argument("--log", type=Path, help="where its log of events goes (default: only its hash is shown)")
     parser.add_argument("--jobs", type=_positive, default=os.cpu_count() or 1, help="processes side by side (default: one for each core)")
     parser.add_argument("--mutations", action="store_true", help="plant each of the known bugs, and see which world shows it")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="where the bugs and what shows them go, as Markdown (with --mutations)")
     parser.add_argument("--mutation", choices=sorted(MUTATIONS), help="plant this one")
     given = parser.parse_args()
     if given.mutations:
-        return _mutations(given.seeds if given.seeds != 1_000 else 400, given.jobs)
+        return _mutations(given.seeds or MUTATED_MAX, given.jobs, given.table)
     if given.seed is not None or given.plan is not None:
         return _one(given.plan or drawn(given.seed), given.log, given.mutation)
-    return _many(range(given.first, given.first + given.seeds), given.jobs, given.mutation)
+    return _many(range(given.first, given.first + (given.seeds or WORLDS)), given.jobs, given.mutation)
 
 
 def _positive(text: str) -> int:
@@ -94,9 +98,9 @@ def _shorten(result: Result, mutation: str | None) -> None:
         print(f"    {fault}")
 
 
-def _mutations(seeds: int, jobs: int) -> int:
+def _mutations(seeds: int, jobs: int, table: Path | None) -> int:
     """Whether each planted bug shows itself within so many worlds, and by what."""
-    missed = []
+    rows, missed = [], []
     for name, mutation in MUTATIONS.items():
         began = time.monotonic()
         found = next((each for each in results(range(1, seeds + 1), jobs, name) if each.broken), None)
@@ -104,7 +108,11 @@ def _mutations(seeds: int, jobs: int) -> int:
             missed.append(name)
         what = f"seed {found.seed}: {found.broken[:150]}" if found else f"NOT CAUGHT in {seeds} worlds"
         print(f"{name:32} {time.monotonic() - began:4.0f} s  {what}\n    {mutation.what}", flush=True)
-    print(f"{len(MUTATIONS) - len(missed)} of {len(MUTATIONS)} planted bugs were caught; missed: {', '.join(missed) or 'none'}")
+        rows.append(Caught(name, mutation.what, found.seed if found else None, found.broken if found else ""))
+    said = f"{len(MUTATIONS) - len(missed)} of {len(MUTATIONS)} planted bugs were caught; missed: {', '.join(missed) or 'none'}"
+    print(said)
+    if table is not None:
+        table.write_text(mutation_table(rows, seeds, said, date.today()))
     return int(bool(missed))
 
 

@@ -9,12 +9,12 @@ from bench.sim.world import Result, simulate
 
 
 def results(seeds: range, jobs: int, mutation: str | None = None) -> Iterator[Result]:
-    """As they come."""
+    """In the order of the seeds."""
     if jobs == 1:
         yield from (_run((seed, mutation)) for seed in seeds)
         return
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        yield from pool.imap_unordered(_run, [(seed, mutation) for seed in seeds], chunksize=2)
+        yield from pool.imap(_run, [(seed, mutation) for seed in seeds], chunksize=2)
 
 
 def _run(job: tuple[int, str | None]) -> Result:
