@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from services.scheduler import ordering
-from services.scheduler.load import Fleet
+from services.scheduler.load import Fleet, prefill_ns
 from services.scheduler.ordering import Ledger
 from services.scheduler.policies.reserve import blocks_needed, uncached_tokens
 from services.scheduler.queue import Queue
@@ -84,7 +84,8 @@ class Worker(msgspec.Struct, kw_only=True, omit_defaults=True):
     beaten: bool = False  # a heartbeat of this epoch was heard, since it last refused an attempt
     placed: dict[StepId, int] = {}  # attempt by step
     reserved_blocks: int = 0
-    prefill_tokens: int = 0
+    prefill_tokens: int = 0  # of prompts placed there, not yet computed as far as known
+    computed_ns: int = 0  # when they are, by its rate; 0: nothing is left
     foreign_slots: int = 0
     foreign_blocks: int = 0
     strangers: dict[StepId, int] = {}  # steps in its hands that nobody here knows: since when
@@ -177,6 +178,7 @@ def take_out(state: State, step: Step) -> None:
         _count(state, step.job.priority, -1)
         worker.reserved_blocks -= step.blocks
         worker.prefill_tokens -= step.prefill_tokens
+        worker.computed_ns = min(worker.computed_ns, computed_ns(worker, state.now_ns))
         step.worker, step.blocks, step.prefill_tokens = WorkerId(""), 0, 0
         if step.revoked:
             step.revoked = False
@@ -214,6 +216,12 @@ def place(state: State, step: Step, worker: Worker, attempt: int, cached_tokens:
     worker.placed[step.id] = attempt
     worker.reserved_blocks += step.blocks
     worker.prefill_tokens += step.prefill_tokens
+    worker.computed_ns = max(worker.computed_ns, now_ns) + prefill_ns(step.prefill_tokens, worker.capacity.prefill_tokens_per_s)
+
+
+def computed_ns(worker: Worker, now_ns: int) -> int:
+    """When the worker has computed what is left, if it begins now; 0: nothing is."""
+    return now_ns + prefill_ns(worker.prefill_tokens, worker.capacity.prefill_tokens_per_s) if worker.prefill_tokens else 0
 
 
 def give_turn(state: State, model: ModelName, worker: WorkerId) -> None:

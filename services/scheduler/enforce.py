@@ -89,7 +89,7 @@ def _next_match_timeout_ns(state: State, wait_ns: int) -> int:
 
 
 def _next_lease_end_ns(state: State, since_ns: int, lease_ns: int) -> int:
-    """Of whoever, though only those with steps have something to lose: to look for these costs more than a tick for nothing, and idle workers
-    beat before. 0: none to come."""
+    """Of whoever, though only those with steps have something to lose: to look for these costs more than a tick for nothing, and idle
+    workers beat before. 0: none to come."""
     ends = (max(heard_ns, since_ns) + lease_ns for heard_ns in state.heard.values())
     return next((end_ns for end_ns in ends if end_ns > state.now_ns), 0)

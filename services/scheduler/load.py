@@ -8,6 +8,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
+from services.scheduler.policies.score_finish import prefill_s
 from shared.contracts.ids import ModelName, StepId, WorkerId
 from shared.contracts.steps import Job
 
@@ -23,6 +24,7 @@ class Load:
         "block_tokens",
         "busy",
         "capacity_blocks",
+        "computed_ns",
         "decode_tokens_per_s",
         "free_blocks",
         "heard_ns",
@@ -43,17 +45,18 @@ class Load:
         self.free_blocks = capacity.blocks - worker.reserved_blocks - worker.foreign_blocks
         self.block_tokens = worker.block_tokens
         self.backlog_tokens = worker.prefill_tokens
+        self.computed_ns = worker.computed_ns
         self.prefill_tokens_per_s = capacity.prefill_tokens_per_s
         self.decode_tokens_per_s = capacity.decode_tokens_per_s
 
     @property
     def where(self) -> tuple["Alike", int, int]:
         """Where it stands in its room."""
-        return self.alike, self.backlog_tokens, self.free_blocks
+        return self.alike, self.computed_ns, self.free_blocks
 
     @property
     def alike(self) -> "Alike":
-        """Loads that are equal in this differ in their free blocks and in their backlog only; how busy they are comes first."""
+        """Loads that are equal in this differ in their free blocks and in what they have to compute only; how busy they are comes first."""
         return (
             self.busy,
             self.slots,
@@ -63,11 +66,12 @@ class Load:
             self.decode_tokens_per_s,
         )
 
-    def take(self, blocks: int, prefill_tokens: int) -> None:
+    def take(self, blocks: int, prefill_tokens: int, now_ns: int) -> None:
         """One more step is placed here by this decision."""
         self.busy += 1
         self.free_blocks -= blocks
         self.backlog_tokens += prefill_tokens
+        self.computed_ns = max(self.computed_ns, now_ns) + prefill_ns(prefill_tokens, self.prefill_tokens_per_s)
 
 
 Alike = tuple[int, int, int, int, float, float]
@@ -84,7 +88,7 @@ class Room:
         self.running = 0  # steps placed, on all workers
         self.free = 0  # places of `loads`
         self.loads: dict[WorkerId, Load] = {}
-        self.rows: dict[Alike, list[tuple[int, WorkerId]]] = {}  # `loads` by what they have in common; sorted, the least backlog first
+        self.rows: dict[Alike, list[tuple[int, WorkerId]]] = {}  # `loads` by what they have in common: `computed_ns` and id, sorted
         self.filled: dict[WorkerId, None] = {}  # had a free slot before this decision
         self._by_room: list[tuple[int, WorkerId]] = []  # tokens for which a worker of `loads` has free blocks, sorted
 
@@ -109,7 +113,7 @@ class Room:
         self.remove(load.id)
         self.loads[load.id] = load
         self.free += load.places - load.busy
-        insort(self.rows.setdefault(load.alike, []), (load.backlog_tokens, load.id))
+        insort(self.rows.setdefault(load.alike, []), (load.computed_ns, load.id))
         insort(self._by_room, (load.free_blocks * load.block_tokens, load.id))
 
     def remove(self, worker: WorkerId) -> None:
@@ -118,7 +122,7 @@ class Room:
             return
         self.free -= load.places - load.busy
         row = self.rows[load.alike]
-        del row[bisect_left(row, (load.backlog_tokens, worker))]
+        del row[bisect_left(row, (load.computed_ns, worker))]
         if not row:
             del self.rows[load.alike]
         del self._by_room[bisect_left(self._by_room, (load.free_blocks * load.block_tokens, worker))]
@@ -196,11 +200,11 @@ class Fleet:
         if not room.known:
             del self.rooms[known.model]
 
-    def take(self, load: Load, blocks: int, prefill_tokens: int) -> None:
+    def take(self, load: Load, blocks: int, prefill_tokens: int, now_ns: int) -> None:
         """One more step is placed there by this decision. What was decided is folded as any fact is; so the worker counts as changed."""
         room = self.rooms[self.counted[load.id].model]
         room.remove(load.id)
-        load.take(blocks, prefill_tokens)
+        load.take(blocks, prefill_tokens, now_ns)
         if load.busy < load.places:
             room.put(load)
         else:
@@ -221,3 +225,8 @@ class Fleet:
 def busy_slots(worker: "Worker") -> int:
     """Slots that are taken: by what was placed there, and by what the worker reports beyond that."""
     return len(worker.placed) + worker.foreign_slots
+
+
+def prefill_ns(tokens: int, tokens_per_s: float) -> int:
+    """Predicted nanoseconds to compute so many tokens of prompts."""
+    return round(prefill_s(tokens, tokens_per_s) * 1e9)

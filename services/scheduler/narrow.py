@@ -2,9 +2,9 @@
 
 Of two workers of equal size and rates, the one that is busier, has more to compute before, or less of the prompt cached, finishes a step
 later, if it is better in none of these; equals are told apart by id. So of each row of workers that are equally busy, which begins with the
-least backlog, the first that may have the step and holds as much of the prompt as the rest do beats all behind it, and in busier rows all
-that have no less backlog. The few that hold more than the rest are looked at one by one. Where few have enough free blocks at all, these
-are looked at, and no others.
+one that has computed first, the first that may have the step and holds as much of the prompt as the rest do beats all behind it, and in
+busier rows all that have computed no earlier; all of them, where it has nothing left to compute. The few that hold more than the rest are
+looked at one by one. Where few have enough free blocks at all, these are looked at, and no others.
 """
 
 from services.scheduler.book import Step
@@ -17,7 +17,7 @@ from shared.contracts.ids import WorkerId
 DEEP_MAX = 16  # workers that hold more of a prompt than the rest
 
 
-def narrowed(step: Step, room: Room) -> list[Load]:
+def narrowed(step: Step, room: Room, now_ns: int) -> list[Load]:
     """Some of the room's loads, the one with the least predicted finish among them; none where the step fits nowhere."""
     cached = step.cached or {}
     amounts = sorted(cached.values())
@@ -30,15 +30,15 @@ def narrowed(step: Step, room: Room) -> list[Load]:
     roomy = room.roomy(tokens - rest)
     if roomy <= len(room.rows):
         return found + room.roomiest(roomy)
-    best: dict[tuple[float, ...], int] = {}  # the backlog of the best so far, by size and rates
+    best: dict[tuple[float, ...], int] = {}  # when the best so far has computed what it has, by size and rates
     for alike in sorted(room.rows):
         size = alike[1:]
-        for backlog, worker in room.rows[alike]:
-            if size in best and backlog >= best[size]:
+        for computed_ns, worker in room.rows[alike]:
+            if size in best and max(computed_ns, now_ns) >= best[size]:
                 break
             found.append(loads[worker])
             if cached.get(worker, 0) >= rest and _may_have(step, loads[worker], cached, room.ready):
-                best[size] = backlog
+                best[size] = computed_ns
                 break
     return found
 

@@ -35,11 +35,9 @@ class Choice(NamedTuple):
         )
 
 
-def choose(step: Step, loads: list[Load], ready: int, config: SchedulerConfig, last: WorkerId) -> Choice | None:
-    """A worker as `config.placement` has it, or None: nobody has room. `loads`: those of the `ready` workers that have a free slot. `last`:
-    who was given a step of this model last."""
-    if config.placement == "least_finish":
-        return least_finish(step, loads, ready)
+def published(step: Step, loads: list[Load], ready: int, config: SchedulerConfig, last: WorkerId) -> Choice | None:
+    """A worker by the published rule that `config.placement` names, or None: nobody has room. `loads`: those of the `ready` workers that
+    have a free slot. `last`: who was given a step of this model last."""
     found = candidates(step, loads, ready)
     return _pick(step, found, config, last) if found else None
 
@@ -52,18 +50,18 @@ def candidates(step: Step, loads: list[Load], ready: int) -> list[Candidate]:
     return [each for each in found if has_room(*each) and not is_spared(each.load, step, ready)]
 
 
-def least_finish(step: Step, loads: list[Load], ready: int) -> Choice | None:
-    """The worker with the least predicted finish; among equals the first by id."""
+def least_finish(step: Step, loads: list[Load], ready: int, now_ns: int) -> Choice | None:
+    """The worker with the least predicted finish; among equals the one that has the least to compute, then the first by id."""
     has_room, output_tokens = fitting(step.job), expected_output_tokens(step.job)
-    best: tuple[float, str, Load, int] | None = None
+    best: tuple[float, int, str, Load, int] | None = None
     for load in loads:
         cached = cached_tokens(step, load)
         if is_spared(load, step, ready) or not has_room(load, cached):
             continue
-        score = finish_s(uncached_tokens(step.job, cached), output_tokens, load)
-        if best is None or (score, load.id) < best[:2]:
-            best = score, load.id, load, cached
-    return None if best is None else Choice("least finish", f"{best[0] * 1e3:.0f} ms", best[2], best[3])
+        score = finish_s(uncached_tokens(step.job, cached), output_tokens, load, now_ns)
+        if best is None or (score, load.computed_ns, load.id) < best[:3]:
+            best = score, load.computed_ns, load.id, load, cached
+    return None if best is None else Choice("least finish", f"{best[0] * 1e3:.0f} ms", best[3], best[4])
 
 
 def cached_tokens(step: Step, load: Load) -> int:

@@ -8,7 +8,7 @@ from services.scheduler.config import SchedulerConfig
 from services.scheduler.fleet import refreshed
 from services.scheduler.load import Fleet, Load, Room
 from services.scheduler.narrow import narrowed
-from services.scheduler.placement import Choice, choose
+from services.scheduler.placement import Choice, least_finish, published
 from services.scheduler.policies.reserve import blocks_needed, uncached_tokens
 from services.scheduler.policies.retry import Verdict, verdict
 from shared.contracts.envelope import Message
@@ -66,14 +66,17 @@ class Plan:
 
     def choose(self, step: Step, loads: list[Load], ready: int) -> Choice | None:
         """The worker for the step, or None: nobody has room. `loads`: those of the `ready` workers that have a free slot."""
+        if self.config.placement == "least_finish":
+            return least_finish(step, loads, ready, self.now_ns)
         model = step.job.model
-        return choose(step, loads, ready, self.config, self.last.get(model) or self.state.last.get(model, WorkerId("")))
+        last = self.last.get(model) or self.state.last.get(model, WorkerId(""))
+        return published(step, loads, ready, self.config, last)
 
     def choose_in(self, step: Step, room: Room) -> Choice | None:
         """Likewise, among all in a room. Other placements than the default look at each of them, and so does that where steps may wait in
         engines, whatever room they need."""
         few = self.config.placement == "least_finish" and not self._waiting_max
-        loads = narrowed(step, room) if few else room.listed()
+        loads = narrowed(step, room, self.now_ns) if few else room.listed()
         return self.choose(step, loads, room.ready)
 
     def sent(self, step: StepId) -> bool:
@@ -100,7 +103,7 @@ class Plan:
                 **_about(step),
             )
         )
-        self.fleet.take(load, blocks_needed(step.job, load.block_tokens, cached), uncached_tokens(step.job, cached))
+        self.fleet.take(load, blocks_needed(step.job, load.block_tokens, cached), uncached_tokens(step.job, cached), self.now_ns)
 
     def close(self, step: Step, end: Verdict) -> None:
         """End the step, for the fleet and for its reader; a worker that may still have it is told to stop.

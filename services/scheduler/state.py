@@ -12,6 +12,7 @@ from services.scheduler.book import (
     Step,
     Worker,
     close,
+    computed_ns,
     enqueue,
     enter,
     finish,
@@ -244,6 +245,7 @@ def _on_beat(state: State, event: WorkerBeat, now_ns: int) -> None:
     worker.strangers = strangers
     worker.foreign_slots = max(event.slots_used + event.waiting, len(event.running)) - ours
     worker.foreign_blocks = max(0, event.blocks_used - our_blocks)
+    worker.computed_ns = computed_ns(worker, now_ns)
     silent = next(iter(state.heard))
     if now_ns - state.heard[silent] > FORGET_NS and not state.workers[silent].placed:
         forget(state, state.workers[silent])

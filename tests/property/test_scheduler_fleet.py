@@ -22,6 +22,7 @@ from tests.scheduler_world import MS, World, beat, cancel, ended, gone, matched,
 WORKERS = [f"w{number}" for number in range(6)]
 STEPS = [f"s{number}" for number in range(20)]
 LEASE_MS = 3_000
+NOW_NS = 50 * MS
 workers, steps, small = st.sampled_from(WORKERS), st.sampled_from(STEPS), st.integers(0, 3)
 commands = st.one_of(
     st.tuples(st.just("route"), steps, st.sampled_from([-20, 0, 0, 20]), st.integers(1, 400)),
@@ -97,14 +98,15 @@ def check(state: State, now_ns: int) -> None:
     assert fleet.running == running
     for step in state.steps.values():
         if step.queued and (room := fleet.rooms.get(step.job.model)) is not None:
-            assert least_finish(step, narrowed(step, room), room.ready) == least_finish(step, room.listed(), room.ready)
+            few, all_of_them = narrowed(step, room, now_ns), room.listed()
+            assert least_finish(step, few, room.ready, now_ns) == least_finish(step, all_of_them, room.ready, now_ns)
 
 
 def check_listed(room: Room) -> None:
     loads = room.listed()
     assert room.free == sum(load.slots - load.busy for load in loads)
     assert not room.filled
-    rows = {load.alike: sorted((each.backlog_tokens, each.id) for each in loads if each.alike == load.alike) for load in loads}
+    rows = {load.alike: sorted((each.computed_ns, each.id) for each in loads if each.alike == load.alike) for load in loads}
     assert room.rows == rows
     for tokens in (0, 160, 500):
         roomy = [load for load in loads if load.free_blocks * load.block_tokens >= tokens]
@@ -128,7 +130,8 @@ def test_what_is_kept_at_hand_is_what_all_workers_say(script: list[tuple[Any, ..
 
 
 sizes = st.tuples(st.integers(2, 3), st.sampled_from([30, 60]), st.sampled_from([16, 32]), st.sampled_from([0.0, 1000.0]))
-uses = st.tuples(st.sampled_from([0, 0, 1, 3]), st.sampled_from([0, 0, 20, 25, 45]), st.sampled_from([0, 0, 0, 1, 100, 800]))
+computed = st.sampled_from([0, 0, 0, 10, 20, 51, 150, 850])  # ms, some of them in the past
+uses = st.tuples(st.sampled_from([0, 0, 1, 3]), st.sampled_from([0, 0, 20, 25, 45]), computed)
 one_kind = sizes.flatmap(lambda size: st.lists(st.tuples(st.just(size), uses), min_size=20, max_size=60))
 fleets = st.one_of(one_kind, st.lists(st.tuples(sizes, uses), min_size=1, max_size=60))
 amounts = st.lists(st.sampled_from([0, 16, 32, 32, 32, 96, 320]), min_size=20, max_size=60)
@@ -137,7 +140,7 @@ amounts = st.lists(st.sampled_from([0, 16, 32, 32, 32, 96, 320]), min_size=20, m
 def fleet_of(some: list[Any]) -> State:
     """Its workers are numbered in no order."""
     state = MACHINE.start(World().config)
-    for number, ((slots, blocks, block_tokens, rate), (foreign, reserved, backlog)) in enumerate(some):
+    for number, ((slots, blocks, block_tokens, rate), (foreign, reserved, computed)) in enumerate(some):
         worker = Worker(
             id=WorkerId(f"w{number * 7 % 61:02d}"),
             epoch=1,
@@ -148,7 +151,7 @@ def fleet_of(some: list[Any]) -> State:
             beaten=True,
             foreign_slots=foreign,
             reserved_blocks=reserved,
-            prefill_tokens=backlog,
+            computed_ns=computed * MS,
         )
         state.workers[worker.id], state.heard[worker.id] = worker, 0
     return state
@@ -165,24 +168,31 @@ def test_the_few_that_are_looked_at_hold_the_best_of_all(some: list[Any], held: 
     step = waiting(prompt, output)
     step.cached = {WorkerId(f"w{number:02d}"): tokens for number, tokens in enumerate(held) if tokens}
     step.failed_on, step.failed_ns = WorkerId(f"w{failed:02d}"), 1
-    room = refreshed(fleet_of(some), 1, LEASE_MS * MS).rooms[ModelName("m")]
-    assert least_finish(step, narrowed(step, room), room.ready) == least_finish(step, room.listed(), room.ready)
+    room = refreshed(fleet_of(some), NOW_NS, LEASE_MS * MS).rooms[ModelName("m")]
+    assert least_finish(step, narrowed(step, room, NOW_NS), room.ready, NOW_NS) == least_finish(step, room.listed(), room.ready, NOW_NS)
 
 
 def test_few_of_many_equal_workers_are_looked_at() -> None:
     step, size = waiting(400, 10), (2, 60, 16, 1000.0)
-    room = refreshed(fleet_of([(size, (0, 0, 0))] * 60), 1, LEASE_MS * MS).rooms[ModelName("m")]
+    room = refreshed(fleet_of([(size, (0, 0, 0))] * 60), NOW_NS, LEASE_MS * MS).rooms[ModelName("m")]
     step.cached = dict.fromkeys(room.known, 320)
-    assert len(narrowed(step, room)) == 1
+    assert len(narrowed(step, room, NOW_NS)) == 1
+
+
+def test_busier_workers_are_not_looked_at_where_an_idle_one_has_computed_all() -> None:
+    step, size = waiting(400, 10), (3, 60, 16, 1000.0)
+    some = [(size, (busy, 0, computed)) for busy, computed in ((0, 30), (1, 20), (2, 0))] * 4
+    room = refreshed(fleet_of(some), NOW_NS, LEASE_MS * MS).rooms[ModelName("m")]
+    assert [load.busy for load in narrowed(step, room, NOW_NS)] == [0]
 
 
 def test_steps_that_fit_only_beside_what_is_cached_find_their_worker() -> None:
     step, size = waiting(400, 10), (2, 60, 16, 1000.0)
-    room = refreshed(fleet_of([(size, (0, 54, backlog)) for backlog in range(20)]), 1, LEASE_MS * MS).rooms[ModelName("m")]
+    room = refreshed(fleet_of([(size, (0, 54, computed)) for computed in range(20)]), NOW_NS, LEASE_MS * MS).rooms[ModelName("m")]
     step.cached = dict.fromkeys(room.known, 320)
-    choice = least_finish(step, narrowed(step, room), room.ready)
+    choice = least_finish(step, narrowed(step, room, NOW_NS), room.ready, NOW_NS)
     assert choice is not None
-    assert choice.load.backlog_tokens == 0
+    assert choice.load.computed_ns == 0
 
 
 def test_after_a_restart_a_clock_that_went_back_is_still_known_of() -> None:

@@ -1,6 +1,9 @@
 """Which worker a step goes to, and when."""
 
-from shared.contracts.fleet import WorkerState
+import msgspec
+
+from shared.contracts.fleet import RunningStep, WorkerState
+from shared.contracts.ids import StepId
 from shared.contracts.outcomes import Reason, Status
 from shared.contracts.output import Output
 from shared.contracts.steps import StepClosed, StepDispatched
@@ -151,6 +154,39 @@ def test_prefill_that_a_beat_shows_done_is_no_backlog() -> None:
     world.route("heavy", prompt=4000)
     world.beat("a", ("heavy", 1))
     world.take(matched("s", a=10))
+    assert one(StepDispatched, world.route("s", prompt=1000)).worker == "a"
+
+
+def two_of_which_one_computes() -> World:
+    """Worker `a` has begun with a prompt that takes 0.4 s by its rate; `s`, which comes next, is found in its cache by 80 ms."""
+    world = World()
+    for worker in ("a", "b"):
+        world.join(worker, slots=8, prefill_tokens_per_s=10_000.0)
+    world.take(matched("heavy", a=1))
+    assert one(StepDispatched, world.route("heavy", prompt=4000)).worker == "a"
+    world.take(matched("s", a=50))
+    return world
+
+
+def test_prefill_that_time_has_done_is_no_backlog_before_a_beat_says_so() -> None:
+    world = two_of_which_one_computes()
+    world.wait(399)
+    assert one(StepDispatched, world.route("s", prompt=1000)).worker == "a"
+    world = two_of_which_one_computes()
+    world.wait(100)
+    assert one(StepDispatched, world.route("s", prompt=1000)).worker == "b"
+
+
+def test_prefill_that_a_beat_shows_not_done_is_a_backlog_again_however_long_it_has_taken() -> None:
+    world = two_of_which_one_computes()
+    world.wait(399)
+    world.take(msgspec.structs.replace(beat("a"), running=[RunningStep(StepId("heavy"), 1, 0)], slots_used=1))
+    assert one(StepDispatched, world.route("s", prompt=1000)).worker == "b"
+
+
+def test_a_prompt_that_is_taken_away_is_no_longer_waited_for() -> None:
+    world = two_of_which_one_computes()
+    world.take(ended("heavy", 1, "a", Status.CANCELLED))
     assert one(StepDispatched, world.route("s", prompt=1000)).worker == "a"
 
 

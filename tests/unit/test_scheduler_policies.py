@@ -82,9 +82,11 @@ def test_the_worker_that_failed_is_spared_while_there_is_another_and_until_it_is
 
 
 def test_the_finish_is_the_prefill_ahead_the_own_and_the_output() -> None:
-    assert finish_s(100, 50, Load(worker())) == pytest.approx(0.1 + 1.0)
-    assert finish_s(100, 50, Load(worker(prefill_tokens=400))) == pytest.approx(0.5 + 1.0)
-    assert finish_s(100, 50, Load(worker(foreign_slots=2))) == pytest.approx(0.1 + 1.5)
+    second = 1_000_000_000
+    assert finish_s(100, 50, Load(worker()), second) == pytest.approx(0.1 + 1.0)
+    assert finish_s(100, 50, Load(worker(computed_ns=second + second // 2)), second) == pytest.approx(0.5 + 0.1 + 1.0)
+    assert finish_s(100, 50, Load(worker(computed_ns=second // 2)), second) == pytest.approx(0.1 + 1.0)
+    assert finish_s(100, 50, Load(worker(foreign_slots=2)), second) == pytest.approx(0.1 + 1.5)
 
 
 def test_retries_end_with_cancellation_deadline_or_the_last_attempt() -> None:

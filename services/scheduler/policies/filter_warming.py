@@ -15,9 +15,13 @@ WARMING_S = 1.0
 
 def has_warmed(load: Load) -> bool:
     """Whether the worker may be given anything now."""
-    return load.backlog_tokens == 0 or prefill_s(1, load) <= WARMING_S
+    return _in_time(1, load)
 
 
 def can_warm(step: Step, load: Load) -> bool:
     """Whether the worker may be given the step now."""
-    return load.backlog_tokens == 0 or prefill_s(step.job.prompt_tokens + step.produced, load) <= WARMING_S
+    return _in_time(step.job.prompt_tokens + step.produced, load)
+
+
+def _in_time(tokens: int, load: Load) -> bool:
+    return load.backlog_tokens == 0 or prefill_s(load.backlog_tokens + tokens, load.prefill_tokens_per_s) <= WARMING_S
