@@ -7,7 +7,7 @@ Source: Gelman and Hill, "Data analysis using regression and multilevel models",
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -36,6 +36,16 @@ FRONT = np.array([name in Front.__struct_fields__ for name in NAMES])
 Constants = dict[tuple[str, str], Array]  # by (engine, GPU); ("", "") of all, (engine, "") of an engine
 
 
+class Measured(Protocol):
+    """What constants are fitted to."""
+
+    measured: Array  # logarithms of seconds
+    weights: Array  # of their errors
+
+    def predict(self, constants: Array) -> Array:
+        """Logarithms of what should have been measured."""
+
+
 class Cell:
     """Some points with their schedules, ready to be predicted together."""
 
@@ -54,6 +64,7 @@ class Cell:
         self._poll = np.array([float(p.poll_steps) for p in points])
         self._stream = np.array([float(p.stream_steps) for p in points])
         self.measured: Array = np.log([*(p.first_s for p in points), *(p.token_s for p in points)])
+        self.weights = np.repeat([FIRST_WEIGHT, 1.0], self.size)
 
     @staticmethod
     def _column(points: Sequence[Point], name: str) -> Array:
@@ -120,16 +131,16 @@ def split(constants: Array) -> tuple[Efficiency, Front]:
 
 def train(points: Sequence[Point], schedules: Mapping[Loop, Array]) -> Constants:
     """Constants of all levels, from nothing but the points."""
-    top = _solve(Cell(points, schedules), START, np.full(len(NAMES), STIFF_START))
+    top = solve(Cell(points, schedules), START, np.full(len(NAMES), STIFF_START))
     found: Constants = {("", ""): top}
     for engine in sorted({point.engine for point in points}):
         own = [point for point in points if point.engine == engine]
         stiff = np.where(FRONT, STIFF_ENGINE * FRONT_LOOSE, STIFF_ENGINE)
-        middle = _solve(Cell(own, schedules), top, stiff)
+        middle = solve(Cell(own, schedules), top, stiff)
         found[engine, ""] = middle
         for gpu in sorted({point.gpu for point in own}):
             there = [point for point in own if point.gpu == gpu]
-            found[engine, gpu] = _solve(Cell(there, schedules), middle, np.full(len(NAMES), STIFF_GPU))
+            found[engine, gpu] = solve(Cell(there, schedules), middle, np.full(len(NAMES), STIFF_GPU))
     return found
 
 
@@ -154,14 +165,13 @@ def fitted_of(constants: Array, points: int) -> Fitted:
     return Fitted(efficiency=efficiency, front=front, points=points)
 
 
-def _solve(cell: Cell, prior: Array, stiff: Array) -> Array:
+def solve(cell: Measured, prior: Array, stiff: Array) -> Array:
     """Constants with the least sum of absolute weighted errors, rounded below ROUNDING, plus `stiff` times squared distances to `prior`."""
-    weights = np.concatenate([np.full(cell.size, FIRST_WEIGHT), np.ones(cell.size)])
     held = np.sqrt(2 * ROUNDING * stiff)
-    measured = 2 * cell.size
+    measured = len(cell.measured)
 
     def residuals(x: Array) -> Array:
-        return np.concatenate([(cell.predict(x) - cell.measured) * weights, held * (x - prior)])
+        return np.concatenate([(cell.predict(x) - cell.measured) * cell.weights, held * (x - prior)])
 
     def loss(z: Array) -> Array:
         """scipy's soft_l1 of the errors, and the square of the distances: rho and its first two derivatives."""

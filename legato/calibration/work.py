@@ -1,4 +1,4 @@
-"""A whole calibration: schedules, fit, cross-validation, the recorded run, and the files that are shipped."""
+"""A whole calibration: schedules, fits, cross-validation, the recorded run, and the files that are shipped."""
 
 import hashlib
 from collections import Counter
@@ -12,7 +12,9 @@ import numpy as np
 from legato.calibration.fit import Constants, constants_for, fitted_of, predict, split, train
 from legato.calibration.loop import Array, schedule
 from legato.calibration.points import Loop, Point, read_points
+from legato.calibration.profiles import FOLDER, read_profiles
 from legato.calibration.recorded import read_vllm_run, replayed
+from legato.calibration.steps import StepErrors, fit_steps, step_errors
 from shared.core.engine_law import PRECISIONS, Layout, demand_of, kv_blocks, law_of
 from shared.core.errors import LegatoError
 from shared.core.shipped_laws import ENGINES, Fitted, gpus, models
@@ -38,6 +40,7 @@ class RunErrors(msgspec.Struct, frozen=True, kw_only=True):
     """A recorded run: measured and predicted means, in seconds."""
 
     run: str
+    constants: str  # whose predict it
     first_s: float
     token_s: float
     predicted_first_s: float
@@ -50,6 +53,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     points: int
     left_out: dict[str, int]
     errors: list[Errors]
+    steps: list[StepErrors]
     runs: list[RunErrors]
     constants: dict[str, dict[str, Fitted]]  # by GPU and engine
 
@@ -65,14 +69,23 @@ def calibrate(data: Path, kept: Path, told: Told) -> Calibration:
     found = train(points, schedules)
     told("fit", 1, 1)
     errors = list(_errors("", points, predict(points, schedules, found)))
-    for by in ("model", "gpu"):
-        errors += _errors(by, points, held_out(points, schedules, by, told))
+    crossed = {by: held_out(points, schedules, by, told) for by in ("model", "gpu")}
+    for by, ratios in crossed.items():
+        errors += _errors(by, points, ratios)
+    counts = Counter((point.engine, point.gpu) for point in points)
+    profiles, steps, complete = read_profiles(data / FOLDER), [], dict(found)
+    for profile in profiles:
+        prior = constants_for(found, profile.engine, profile.gpu)
+        steps += step_errors(profile, prior)
+        complete[profile.engine, profile.gpu] = fit_steps(profile, prior)
+        counts[profile.engine, profile.gpu] += len(profile.kind)
     return Calibration(
         points=len(points),
         left_out=dict(left_out),
         errors=errors,
-        runs=_runs(data, found),
-        constants=_shipped(found, Counter((point.engine, point.gpu) for point in points)),
+        steps=steps,
+        runs=_runs(data, {"of other GPUs": found, "with its GPU's kernels": complete}),
+        constants=_shipped(complete, counts),
     )
 
 
@@ -119,16 +132,27 @@ def _errors(held: str, points: Sequence[Point], ratios: Array) -> Iterable[Error
         )
 
 
-def _runs(data: Path, found: Constants) -> list[RunErrors]:
-    """The recorded run: no point of its GPU was fitted, so its engine's constants and its GPU's data sheet predict it."""
+def _runs(data: Path, found: Mapping[str, Constants]) -> list[RunErrors]:
+    """The recorded run, which no fit has seen, by each of some constants and its GPU's data sheet."""
     if not (data / RUN).is_dir():
         return []
     run, shape, gpu = read_vllm_run(data / RUN), models()[RUN_MODEL].shape, gpus()[RUN_GPU].gpu
     precision = PRECISIONS[models()[RUN_MODEL].precision]
-    law = law_of(demand_of(shape, gpu, Layout(), precision), split(constants_for(found, RUN_ENGINE, RUN_GPU))[0])
-    first, token = replayed(run, law, kv_blocks(shape, gpu, Layout(), precision))
-    name = f"{RUN_MODEL}@{RUN_GPU}:{RUN_ENGINE}"
-    return [RunErrors(run=name, first_s=run.first_s, token_s=run.token_s, predicted_first_s=first, predicted_token_s=token)]
+    demand, blocks = demand_of(shape, gpu, Layout(), precision), kv_blocks(shape, gpu, Layout(), precision)
+    runs = []
+    for whose, constants in found.items():
+        first, token = replayed(run, law_of(demand, split(constants_for(constants, RUN_ENGINE, RUN_GPU))[0]), blocks)
+        runs.append(
+            RunErrors(
+                run=f"{RUN_MODEL}@{RUN_GPU}:{RUN_ENGINE}",
+                constants=whose,
+                first_s=run.first_s,
+                token_s=run.token_s,
+                predicted_first_s=first,
+                predicted_token_s=token,
+            )
+        )
+    return runs
 
 
 def _shipped(found: Constants, counts: Mapping[tuple[str, str], int]) -> dict[str, dict[str, Fitted]]:
@@ -141,18 +165,23 @@ def write(calibration: Calibration, folder: Path) -> None:
     """`fit-<gpu>.toml` for each GPU, and `errors.md`."""
     folder.mkdir(parents=True, exist_ok=True)
     for gpu, engines in calibration.constants.items():
-        (folder / f"fit-{gpu}.toml").write_text(_toml(gpu, engines, calibration.errors))
+        (folder / f"fit-{gpu}.toml").write_text(_toml(gpu, engines, calibration))
     (folder / "errors.md").write_text(tables(calibration))
 
 
-def _toml(gpu: str, engines: Mapping[str, Fitted], errors: Sequence[Errors]) -> str:
-    own = next((each for each in errors if each.held_out == "gpu" and each.group == f"gpu {gpu}"), None)
-    error = "no measured point: the engines' constants of the other GPUs"
+def _toml(gpu: str, engines: Mapping[str, Fitted], calibration: Calibration) -> str:
+    own = next((each for each in calibration.errors if each.held_out == "gpu" and each.group == f"gpu {gpu}"), None)
+    steps = [each for each in calibration.steps if each.gpu == gpu]
+    source, error = f"{TABLE} (aiconfigurator, Apache-2.0)", "no measured point: the engines' constants of the other GPUs"
+    if steps:
+        source += f" and {FOLDER} (LLMServingSim, MIT)"
+        kinds = ", ".join(f"{each.kind} {each.every_second[0]:.1%}" for each in steps)
+        error = f"median error of vLLM's steps that the fit has not seen: {kinds}; other engines have no measured point"
     if own is not None:
         error = f"median error where a fit has not seen this GPU: TTFT {own.first:.1%}, TPOT {own.token:.1%} of {own.points} points"
     lines = [
         f"# Fitted constants of engines on {gpu}: shared/core/engine_law.py says what each is.",
-        f"# Command: legato calibrate. Date: {date.today().isoformat()}. Source: {TABLE} (aiconfigurator, Apache-2.0).",
+        f"# Command: legato calibrate. Date: {date.today().isoformat()}. Source: {source}.",
         f"# Error: {error} (docs/calibration.md).",
     ]
     for engine, fitted in engines.items():
@@ -173,11 +202,17 @@ def tables(calibration: Calibration) -> str:
             if e.held_out == held:
                 lines.append(f"| {e.group} | {e.points:,} | {e.token:.1%} | {e.token_bias:+.1%} | {e.first:.1%} | {e.first_bias:+.1%} |")
         lines.append("")
-    lines += ["### Recorded run", "", "| run | mean | measured | predicted | error |", "|---|---|---|---|---|"]
+    lines += ["### Steps", "", "| GPU | steps that | steps | GPU held out | without the host | every second held out |"]
+    lines.append("|---|---|---|---|---|---|")
+    for each in calibration.steps:
+        errors = " | ".join(f"{error:.1%} ({bias:+.1%})" for error, bias in (each.before, each.before_without_host, each.every_second))
+        lines.append(f"| {each.gpu} | {each.kind} | {each.steps:,} | {errors} |")
+    lines += ["", "### Recorded run", "", "| run | constants | mean | measured | predicted | error |", "|---|---|---|---|---|---|"]
     for run in calibration.runs:
         for name, measured, predicted in (
             ("TTFT", run.first_s, run.predicted_first_s),
             ("TPOT", run.token_s, run.predicted_token_s),
         ):
-            lines.append(f"| {run.run} | {name} | {measured * 1e3:,.1f} ms | {predicted * 1e3:,.1f} ms | {predicted / measured - 1:+.1%} |")
+            times = f"{measured * 1e3:,.1f} ms | {predicted * 1e3:,.1f} ms | {predicted / measured - 1:+.1%}"
+            lines.append(f"| {run.run} | {run.constants} | {name} | {times} |")
     return "\n".join(lines) + "\n"

@@ -51,7 +51,7 @@ def calibrate(
         rows.add_row(each.held_out or "nothing", each.group, f"{each.points:,}", f"{each.token:.1%}", f"{each.first:.1%}")
     for run in found.runs:
         token, first = (abs(run.predicted_token_s / run.token_s - 1), abs(run.predicted_first_s / run.first_s - 1))
-        rows.add_row("gpu", run.run, "1 run", f"{token:.1%}", f"{first:.1%}")
+        rows.add_row("gpu" if run.constants == "of other GPUs" else "run", run.run, "1 run", f"{token:.1%}", f"{first:.1%}")
     out.print(rows)
     say(f"{found.points:,} points; left out: {', '.join(f'{count:,} {why}' for why, count in found.left_out.items())}")
     say(f"Constants and tables are in {out_dir}: copy fit-*.toml to shared/core/calibrated/ to ship them.")

@@ -168,11 +168,11 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_recorded_run_comes_out_near_what_was_measured() -> None:
-    """Its GPU was not fitted (docs/calibration.md): 19% is what that costs."""
+    """No fit has seen it, but kernels of its GPU and vLLM on other GPUs (docs/calibration.md)."""
     folder = DATA / "timing/vllm_runs/rtxpro6000_llama-3.1-8b/vllm"
     if not folder.is_dir():
         pytest.skip(f"the recorded run is not at {folder}")
     run, engine = read_vllm_run(folder), named_engine("llama-3.1-8b@rtx-pro-6000:vllm")
     first, token = replayed(run, engine.law, engine.blocks)
-    assert first == pytest.approx(run.first_s, rel=0.19)
-    assert token == pytest.approx(run.token_s, rel=0.1)
+    assert first == pytest.approx(run.first_s, rel=0.1)
+    assert token == pytest.approx(run.token_s, rel=0.05)

@@ -1,0 +1,160 @@
+"""Fitting a GPU to its measured kernels; what no model can tell apart; the tables that only check."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from legato.calibration.fit import NAMES, split
+from legato.calibration.profiles import DECODE, MIXED, PER_LAYER, PREFILL, Profile, read_profile, read_profiles
+from legato.calibration.steps import SEEN, Steps, fit_steps, step_errors
+from shared.core.engine_law import PRECISIONS, Demand, Efficiency, Front, Layout, demand_of, law_of
+from shared.core.errors import LegatoError
+from shared.core.shipped_laws import Fitted, fitted, gpus, models, named_engine
+from shared.core.step_law import StepLaw, StepWork, attended, step_ns
+
+DATA = Path(__file__).parents[2] / "../shared/data"
+META = "vllm_version: 0.19.0\ngpu: a card\nvariant: bf16\n"
+LAYERS = models()["llama-3.1-8b"].shape.layers
+TOKENS, SEQUENCES = (1, 64, 128, 2048), (1, 128)
+
+
+def vector(constants: Fitted) -> Any:
+    """As the fit has it: logarithms."""
+    return np.log([getattr(constants.efficiency if hasattr(constants.efficiency, name) else constants.front, name) for name in NAMES])
+
+
+PRIOR = vector(Fitted(efficiency=Efficiency(), front=Front(), points=0))
+
+
+def table(path: Path, header: str, rows: list[tuple[Any, ...]]) -> None:
+    path.write_text("\n".join([header, *(",".join(map(str, row)) for row in rows)]) + "\n")
+
+
+def profile_in(folder: Path, attention: list[tuple[int, int, int, int, float]], gpu: str = "RTX4090") -> Path:
+    """A profile whose kernels take a microsecond and a hundredth per token or sequence, norms two, attention as it is said."""
+    below = folder / gpu / "Llama-3.1-8B"
+    (below / "tp1").mkdir(parents=True)
+    (below / "meta.yaml").write_text(META)
+    kernels = [*PER_LAYER, "embedding", "final_layernorm"]
+    dense = [(name, size, (2 if name == "layernorm" else 1) + size / 100) for name in kernels for size in TOKENS]
+    table(below / "tp1/dense.csv", "layer,tokens,time_us", dense)
+    table(
+        below / "tp1/per_sequence.csv",
+        "layer,sequences,time_us",
+        [(n, size, 1 + size / 100) for n in ("lm_head", "sampler") for size in SEQUENCES],
+    )
+    table(below / "tp1/attention.csv", "prefill_chunk,kv_prefill,n_decode,kv_decode,time_us", attention)
+    return below
+
+
+def measured(law: StepLaw, demand: Demand) -> Profile:
+    """Steps of all kinds that take as long as `law` says."""
+    chunks, contexts, decodes = (0, 16, 64, 128, 256, 512, 1024, 1984), (0, 256, 1024, 4096), (0, 1, 2, 4, 8, 16, 32, 64)
+    sizes = itertools.product(chunks, contexts, decodes, (128, 256, 512, 1024, 2048))
+    grid = [(c, k, n, d) for c, k, n, d in sizes if c + n and (c or not k)]
+    work = [(c + n, k + n * d, attended(c, k) + n * (d + 1), n + (c > 0)) for c, k, n, d in grid]
+    new, context, pairs, requests = np.array(work, dtype=float).T
+    seconds = np.array(
+        [step_ns(law, StepWork(new_tokens=w[0], context_tokens=w[1], attended_pairs=w[2], requests=w[3])) * 1e-9 for w in work]
+    )
+    return Profile(
+        model="llama-3.1-8b",
+        gpu="rtx-4090",
+        engine="vllm",
+        demand=demand,
+        new=new,
+        context=context,
+        pairs=pairs,
+        requests=requests,
+        kind=[(MIXED if n else PREFILL) if c else DECODE for c, _, n, _ in grid],
+        seconds=seconds,
+    )
+
+
+def demand() -> Demand:
+    return demand_of(models()["llama-3.1-8b"].shape, gpus()["rtx-4090"].gpu, Layout(), PRECISIONS["bf16"])
+
+
+def test_a_step_is_all_layers_and_what_surrounds_them(tmp_path: Path) -> None:
+    profile = read_profile(profile_in(tmp_path, [(64, 100, 0, 0, 7.0), (0, 0, 64, 50, 5.0), (36, 10, 28, 20, 6.0)]))
+    kernels = len(PER_LAYER) + 1  # norms twice
+    for row, (attention, sequences) in enumerate([(7.0, 1), (5.0, 64), (6.0, 29)]):
+        layer = kernels * 1.64 + 2 + attention  # the norms' second microseconds
+        assert profile.seconds[row] == pytest.approx((LAYERS * layer + 2 * 1.64 + 2 * (1 + sequences / 100)) * 1e-6)
+    assert profile.kind == [PREFILL, DECODE, MIXED]
+    assert profile.new.tolist() == [64, 64, 64]
+    assert profile.context.tolist() == [100, 3200, 570]
+    assert profile.pairs.tolist() == [attended(64, 100), 64 * 51, attended(36, 10) + 28 * 21]
+    assert profile.requests.tolist() == [1, 64, 29]
+
+
+@pytest.mark.parametrize("row", [(2048, 0, 1, 16, 9.0), (0, 0, 129, 16, 9.0), (16, 30_000, 0, 0, 9.0)])
+def test_steps_that_no_engine_runs_are_left_out(row: tuple[int, int, int, int, float], tmp_path: Path) -> None:
+    """More tokens than a step has, more sequences, and a context for which a 4090 has no room beside 16 GB of weights."""
+    assert len(read_profile(profile_in(tmp_path, [row, (64, 0, 0, 0, 7.0)])).kind) == 1
+
+
+def test_a_profile_that_is_none_is_refused(tmp_path: Path) -> None:
+    folder = profile_in(tmp_path, [(64, 0, 0, 0, 7.0)])
+    (folder / "tp1/attention.csv").write_text("prefill_chunk,time_us\n1,2\n")
+    with pytest.raises(LegatoError, match="tp1 does not hold a profile"):
+        read_profile(folder)
+    (folder / "meta.yaml").write_text("variant: fp8\n")
+    with pytest.raises(LegatoError, match="has a vllm_version, and of this command the variant bf16"):
+        read_profile(folder)
+    with pytest.raises(LegatoError, match=r"known `as` Llama-3\.1-8B or ABACUS"):
+        read_profile(profile_in(tmp_path, [(64, 0, 0, 0, 7.0)], gpu="ABACUS"))
+    with pytest.raises(LegatoError, match="no step of attention"):
+        read_profile(profile_in(tmp_path / "long", [(2048, 0, 100, 16, 7.0)]))
+    assert read_profiles(tmp_path / "nowhere") == []
+
+
+def test_kernels_say_what_they_show_and_the_rest_comes_from_the_level_above() -> None:
+    truth = Efficiency(bf16=0.9, weights=0.93, attention=0.5, kv=0.9, layer_s=2.5e-5)
+    profile = measured(law_of(demand(), truth), demand())
+    found = fit_steps(profile, PRIOR)
+    assert found[~SEEN].tolist() == PRIOR[~SEEN].tolist()
+    for name in ("bf16", "weights", "attention", "kv"):
+        at, true = NAMES.index(name), np.log(getattr(truth, name))
+        assert abs(found[at] - true) < abs(PRIOR[at] - true) / 2, name
+
+
+def test_errors_of_steps_are_of_steps_that_the_fit_has_not_seen() -> None:
+    truth = Efficiency(bf16=0.9, weights=0.93, attention=0.5, kv=0.9, step_s=1e-9, request_s=1e-9)
+    by_kind = {each.kind: each for each in step_errors(measured(law_of(demand(), truth), demand()), PRIOR)}
+    assert set(by_kind) == {DECODE, PREFILL, MIXED}
+    for errors in by_kind.values():
+        assert errors.every_second[0] < 0.02 < errors.before[0]
+    decode = by_kind[DECODE]
+    assert decode.before_without_host[1] < decode.before[1]
+    exact = step_errors(measured(law_of(demand(), split(PRIOR)[0]), demand()), PRIOR)
+    assert all(each.before[0] < 1e-6 for each in exact)
+
+
+def test_each_kind_of_step_counts_as_much_as_each_other() -> None:
+    profile = measured(law_of(demand(), Efficiency()), demand())
+    weights, kinds = Steps(profile).weights, np.array(profile.kind)
+    sums = [float(np.sum(weights[kinds == kind])) for kind in (DECODE, PREFILL, MIXED)]
+    assert sums == pytest.approx([len(kinds) / 3] * 3)
+
+
+@pytest.mark.parametrize("gpu", ["rtx-4090", "rtx-pro-6000"])
+def test_a_name_without_an_engine_means_the_one_whose_kernels_were_measured(gpu: str) -> None:
+    assert named_engine(f"llama-3.1-8b@{gpu}") == named_engine(f"llama-3.1-8b@{gpu}:vllm")
+    assert fitted(gpu)["sglang"] == fitted("a100")["sglang"]  # nothing was measured of it on either
+
+
+@pytest.mark.parametrize("folder", ["RTX4090", "RTXPRO6000"])
+def test_shipped_constants_are_what_the_profiles_give(folder: str) -> None:
+    where = DATA / "timing/profiles" / folder / "Llama-3.1-8B"
+    if not where.is_dir():
+        pytest.skip(f"the profile is not at {where}")
+    profile = read_profile(where)
+    found = fit_steps(profile, vector(fitted("a100")["vllm"]))  # the A100 has vLLM's constants of other GPUs
+    assert found == pytest.approx(vector(fitted(profile.gpu)["vllm"]), abs=2e-2)
+    errors = {each.kind: each.every_second[0] for each in step_errors(profile, vector(fitted("a100")["vllm"]))}
+    assert errors[DECODE] < 0.03
+    assert max(errors.values()) < 0.1
