@@ -59,6 +59,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     stream_steps: int  # tokens that leave together, where the engine holds the first back
     first_s: float
     token_s: float
+    speculative: bool = False  # ran with multi-token prediction, which the table does not name
 
 
 def read_points(path: Path) -> tuple[list[Point], Counter[str]]:
@@ -118,7 +119,15 @@ def _point(row: dict[str, str], names: dict[str, str], systems: dict[str, str]) 
         stream_steps=stream,
         first_s=float(row["silicon_ttft_ms"]) / 1000,
         token_s=float(row["silicon_tpot_ms"]) / 1000,
+        speculative=_speculative(row),
     )
+
+
+def _speculative(row: dict[str, str]) -> bool:
+    """TensorRT-LLM's DeepSeek of one version and of one day (InferenceX's perf-changelog.yaml, pull requests 392, 632, 642)."""
+    if row["backend"] != "trtllm" or "DeepSeek" not in row["model_path"]:
+        return False
+    return row.get("backend_version") == "1.2.0rc6.post3" or "measured=2026-01-14" in row["silicon_data_source"]
 
 
 def _layout(row: dict[str, str], experts: bool) -> Layout | None:

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from legato.calibration.fit import Constants, constants_for, fitted_of, predict, split, train
+from legato.calibration.floor import Floor, floors
 from legato.calibration.loop import Array, schedule
 from legato.calibration.points import Loop, Point, read_points
 from legato.calibration.profiles import FOLDER, read_profiles
@@ -21,6 +22,7 @@ from shared.core.shipped_laws import ENGINES, Fitted, gpus, models
 
 TABLE = "timing/silicon_sample.csv"
 RUN, RUN_MODEL, RUN_GPU, RUN_ENGINE = "timing/vllm_runs/rtxpro6000_llama-3.1-8b/vllm", "llama-3.1-8b", "rtx-pro-6000", "vllm"
+PLAIN = "all, without speculative rows and GB200"  # docs/calibration.md says why both are hardly to be explained
 Told = Callable[[str, int, int], None]  # what is done, how much of it, of how much
 
 
@@ -53,6 +55,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     points: int
     left_out: dict[str, int]
     errors: list[Errors]
+    floors: list[Floor]
     steps: list[StepErrors]
     runs: list[RunErrors]
     constants: dict[str, dict[str, Fitted]]  # by GPU and engine
@@ -83,6 +86,7 @@ def calibrate(data: Path, kept: Path, told: Told) -> Calibration:
         points=len(points),
         left_out=dict(left_out),
         errors=errors,
+        floors=floors(points, crossed["model"]),
         steps=steps,
         runs=_runs(data, {"of other GPUs": found, "with its GPU's kernels": complete}),
         constants=_shipped(complete, counts),
@@ -121,10 +125,13 @@ def held_out(points: Sequence[Point], schedules: Mapping[Loop, Array], by: str, 
 
 def _errors(held: str, points: Sequence[Point], ratios: Array) -> Iterable[Errors]:
     rows: dict[str, list[int]] = {"all": list(range(len(points)))}
+    rows[PLAIN] = [row for row, point in enumerate(points) if not point.speculative and point.gpu != "gb200"]
     for by in ("engine", "gpu", "model"):
         for row, point in sorted(enumerate(points), key=lambda pair: str(getattr(pair[1], by))):
             rows.setdefault(f"{by} {getattr(point, by)}", []).append(row)
     for group, members in rows.items():
+        if not members:
+            continue
         first, token = np.median(np.abs(ratios[members] - 1), axis=0).tolist()
         first_bias, token_bias = np.median(np.log(ratios[members]), axis=0).tolist()
         yield Errors(
@@ -202,7 +209,12 @@ def tables(calibration: Calibration) -> str:
             if e.held_out == held:
                 lines.append(f"| {e.group} | {e.points:,} | {e.token:.1%} | {e.token_bias:+.1%} | {e.first:.1%} | {e.first_bias:+.1%} |")
         lines.append("")
-    lines += ["### Steps", "", "| GPU | steps that | steps | GPU held out | without the host | every second held out |"]
+    lines += ["### Points that contradict each other", "", "| points of | have twins | the others' middle | own middle | this model |"]
+    lines.append("|---|---|---|---|---|")
+    for f in calibration.floors:
+        errors = " | ".join(f"{token:.1%}, {first:.1%}" for first, token in (f.others, f.hindsight, f.model_held_out))
+        lines.append(f"| {f.group} | {f.points:,} of {f.of:,} | {errors} |")
+    lines += ["", "### Steps", "", "| GPU | steps that | steps | GPU held out | without the host | every second held out |"]
     lines.append("|---|---|---|---|---|---|")
     for each in calibration.steps:
         errors = " | ".join(f"{error:.1%} ({bias:+.1%})" for error, bias in (each.before, each.before_without_host, each.every_second))

@@ -100,7 +100,7 @@ def test_constants_are_named_after_both_structs() -> None:
 
 
 def table_with(folder: Path, **row: str) -> Path:
-    columns = [*COLUMNS, "gemm_quant_mode", "batch_size", "tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size"]
+    columns = [*COLUMNS, "backend_version", "gemm_quant_mode", "batch_size", "tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size"]
     usual = {
         "silicon_data_source": "published; silicon_concurrency=64",
         "backend": "vllm",
@@ -139,6 +139,21 @@ def test_expert_parallelism_that_is_written_twice_is_counted_once(tmp_path: Path
     assert points[0].demand.hops == 2 * 61 * 3  # 8 GPUs
     points, _ = read_points(table_with(tmp_path, tp_size="1", attention_dp_size="8", moe_tp_size="1", moe_ep_size="8"))
     assert (points[0].demand.ranks, points[0].loop.clients) == (8, 8)
+
+
+@pytest.mark.parametrize(
+    ("row", "speculative"),
+    [
+        ({"backend": "trtllm", "backend_version": "1.2.0rc6.post3"}, True),
+        ({"backend": "trtllm", "silicon_data_source": "x; measured=2026-01-14T00:00"}, True),
+        ({"backend": "trtllm"}, False),
+        ({"backend": "sglang", "backend_version": "1.2.0rc6.post3"}, False),
+        ({"backend": "trtllm", "backend_version": "1.2.0rc6.post3", "model_path": "Qwen/Qwen3-32B"}, False),
+    ],
+)
+def test_rows_that_ran_with_drafts_are_known(row: dict[str, str], speculative: bool, tmp_path: Path) -> None:
+    points, _ = read_points(table_with(tmp_path, **row))
+    assert points[0].speculative is speculative
 
 
 @pytest.mark.parametrize(

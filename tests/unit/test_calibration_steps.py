@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from legato.calibration.fit import NAMES, split
+from legato.calibration.floor import floors
+from legato.calibration.points import Loop, Point
 from legato.calibration.profiles import DECODE, MIXED, PER_LAYER, PREFILL, Profile, read_profile, read_profiles
 from legato.calibration.steps import SEEN, Steps, fit_steps, step_errors
 from shared.core.engine_law import PRECISIONS, Demand, Efficiency, Front, Layout, demand_of, law_of
@@ -139,6 +141,23 @@ def test_each_kind_of_step_counts_as_much_as_each_other() -> None:
     weights, kinds = Steps(profile).weights, np.array(profile.kind)
     sums = [float(np.sum(weights[kinds == kind])) for kind in (DECODE, PREFILL, MIXED)]
     assert sums == pytest.approx([len(kinds) / 3] * 3)
+
+
+def point(first_s: float, token_s: float, clients: int = 4, engine: str = "vllm") -> Point:
+    loop = Loop(prompt_tokens=64, output_tokens=8, clients=clients, shortest=1.0, tokens_per_step=64)
+    about: dict[str, Any] = {"model": "llama-3.1-8b", "gpu": "h200", "engine": engine, "loop": loop, "demand": demand()}
+    return Point(**about, poll_steps=0, stream_steps=0, first_s=first_s, token_s=token_s)
+
+
+def test_twins_say_what_no_model_can_tell_apart() -> None:
+    points = [point(1.0, 0.1), point(2.0, 0.1), point(2.0, 0.1), point(3.0, 0.2, clients=8)]  # the third is a copy, the last alone
+    everything, vllm = floors(points, np.array([[1.1, 1.2]] * 4))
+    assert (everything.group, everything.points, everything.of) == ("all", 2, 3)
+    assert everything.others == pytest.approx((0.75, 0.0))  # 2 for 1 and 1 for 2
+    assert everything.hindsight == pytest.approx(((2**0.5 - 1 + 1 - 0.5**0.5) / 2, 0.0))
+    assert everything.model_held_out == pytest.approx((0.1, 0.2))
+    assert vllm.group == "engine vllm"
+    assert floors([point(1.0, 0.1)], np.ones((1, 2)))[0].points == 0
 
 
 @pytest.mark.parametrize("gpu", ["rtx-4090", "rtx-pro-6000"])
