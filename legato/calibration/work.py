@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from legato.calibration import planner
 from legato.calibration.fit import Constants, constants_for, fitted_of, predict, split, train
 from legato.calibration.floor import Floor, floors
 from legato.calibration.loop import Array, schedule
@@ -57,6 +58,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     errors: list[Errors]
     floors: list[Floor]
     steps: list[StepErrors]
+    checks: list[planner.Check]
     runs: list[RunErrors]
     constants: dict[str, dict[str, Fitted]]  # by GPU and engine
 
@@ -88,6 +90,7 @@ def calibrate(data: Path, kept: Path, told: Told) -> Calibration:
         errors=errors,
         floors=floors(points, crossed["model"]),
         steps=steps,
+        checks=_checks(data, complete),
         runs=_runs(data, {"of other GPUs": found, "with its GPU's kernels": complete}),
         constants=_shipped(complete, counts),
     )
@@ -162,6 +165,11 @@ def _runs(data: Path, found: Mapping[str, Constants]) -> list[RunErrors]:
     return runs
 
 
+def _checks(data: Path, found: Constants) -> list[planner.Check]:
+    folder = data / planner.FOLDER
+    return [planner.check(folder, constants_for(found, planner.ENGINE, planner.GPU))] if folder.is_dir() else []
+
+
 def _shipped(found: Constants, counts: Mapping[tuple[str, str], int]) -> dict[str, dict[str, Fitted]]:
     return {
         gpu: {engine: fitted_of(constants_for(found, engine, gpu), counts.get((engine, gpu), 0)) for engine in ENGINES} for gpu in gpus()
@@ -219,6 +227,16 @@ def tables(calibration: Calibration) -> str:
     for each in calibration.steps:
         errors = " | ".join(f"{error:.1%} ({bias:+.1%})" for error, bias in (each.before, each.before_without_host, each.every_second))
         lines.append(f"| {each.gpu} | {each.kind} | {each.steps:,} | {errors} |")
+    lines += [
+        "",
+        "### Dynamo's planner",
+        "",
+        "| cell | prompts | TTFT error | bias | batches | TPOT error | bias |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for c in calibration.checks:
+        first, token = (f"{error:.1%} | {bias:+.1%}" for error, bias in (c.first, c.token))
+        lines.append(f"| {c.name} | {c.prompts} | {first} | {c.batches} | {token} |")
     lines += ["", "### Recorded run", "", "| run | constants | mean | measured | predicted | error |", "|---|---|---|---|---|---|"]
     for run in calibration.runs:
         for name, measured, predicted in (

@@ -4,18 +4,21 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from legato.calibration.fit import NAMES, split
 from legato.calibration.floor import floors
+from legato.calibration.planner import FOLDER, MODEL, PRECISION, check
 from legato.calibration.points import Loop, Point
 from legato.calibration.profiles import DECODE, MIXED, PER_LAYER, PREFILL, Profile, read_profile, read_profiles
 from legato.calibration.steps import SEEN, Steps, fit_steps, step_errors
-from shared.core.engine_law import PRECISIONS, Demand, Efficiency, Front, Layout, demand_of, law_of
+from legato.calibration.work import PLAIN, calibrate, write
+from shared.core.engine_law import Demand, Efficiency, Front, Layout, demand_of, law_of
 from shared.core.errors import LegatoError
 from shared.core.shipped_laws import Fitted, fitted, gpus, models, named_engine
-from shared.core.step_law import StepLaw, StepWork, attended, step_ns
+from shared.core.step_law import StepLaw, StepWork, attended, step_ns, step_s
 
 DATA = Path(__file__).parents[2] / "../shared/data"
 META = "vllm_version: 0.19.0\ngpu: a card\nvariant: bf16\n"
@@ -77,7 +80,9 @@ def measured(law: StepLaw, demand: Demand) -> Profile:
 
 
 def demand() -> Demand:
-    return demand_of(models()["llama-3.1-8b"].shape, gpus()["rtx-4090"].gpu, Layout(), PRECISIONS["bf16"])
+    return demand_of(
+        models()["llama-3.1-8b"].shape, gpus()["rtx-4090"].gpu, Layout(), msgspec.structs.replace(PRECISION, attention=2.0, dense=2.0)
+    )
 
 
 def test_a_step_is_all_layers_and_what_surrounds_them(tmp_path: Path) -> None:
@@ -145,7 +150,7 @@ def test_each_kind_of_step_counts_as_much_as_each_other() -> None:
 
 def point(first_s: float, token_s: float, clients: int = 4, engine: str = "vllm") -> Point:
     loop = Loop(prompt_tokens=64, output_tokens=8, clients=clients, shortest=1.0, tokens_per_step=64)
-    about: dict[str, Any] = {"model": "llama-3.1-8b", "gpu": "h200", "engine": engine, "loop": loop, "demand": demand()}
+    about: dict[str, Any] = {"model": MODEL, "gpu": "h200", "engine": engine, "loop": loop, "demand": demand()}
     return Point(**about, poll_steps=0, stream_steps=0, first_s=first_s, token_s=token_s)
 
 
@@ -158,6 +163,76 @@ def test_twins_say_what_no_model_can_tell_apart() -> None:
     assert everything.model_held_out == pytest.approx((0.1, 0.2))
     assert vllm.group == "engine vllm"
     assert floors([point(1.0, 0.1)], np.ones((1, 2)))[0].points == 0
+
+
+def planner_in(folder: Path, constants: Any) -> Path:
+    """Dynamo's two tables, as an engine of these constants would give them."""
+    for kind in ("prefill", "decode"):
+        (folder / f"selected_{kind}_interpolation").mkdir(parents=True)
+    efficiency, front = split(constants)
+    law = law_of(demand_of(models()[MODEL].shape, gpus()["h200"].gpu, Layout(), PRECISION), efficiency)
+    prompts, contexts, requests = np.array([100, 4000]), np.array([500.0, 2000.0]), np.array([1.0, 100.0])
+    firsts = [
+        step_s(law, n, 0, attended(n, 0), 1) + front.first_s + front.prompt_token_s * n + front.first_steps * step_s(law, 1, n, n + 1, 1)
+        for n in prompts.tolist()
+    ]
+    tokens = [step_s(law, n, n * c, n * (c + 1), n) for n, c in zip(requests, contexts, strict=True)]
+    room = 1_000_000
+    np.savez(folder / "selected_prefill_interpolation/raw_data.npz", prefill_isl=prompts, prefill_ttft=np.array(firsts) * 1e3)
+    decode = {
+        "x_kv_usage": requests * contexts / room,
+        "y_context_length": contexts,
+        "z_itl": np.array(tokens) * 1e3,
+        "max_kv_tokens": [room],
+    }
+    np.savez(folder / "selected_decode_interpolation/raw_data.npz", **decode)
+    return folder
+
+
+def test_dynamos_tables_are_predicted_as_loops_of_one_and_batches(tmp_path: Path) -> None:
+    folder = planner_in(tmp_path, PRIOR)
+    found = check(folder, PRIOR)
+    assert (found.prompts, found.batches) == (2, 2)
+    assert found.first[0] < 1e-3
+    assert found.token[0] < 1e-9
+    slower = np.where([name in ("weights", "kv", "bf16") for name in NAMES], PRIOR - 0.5, PRIOR)
+    assert check(folder, slower).token[1] > 0.2
+    with pytest.raises(LegatoError, match="does not hold a profile of Dynamo's planner"):
+        check(tmp_path / "nowhere", PRIOR)
+
+
+def test_the_shipped_h200_is_near_dynamos_tables() -> None:
+    folder = DATA / FOLDER
+    if not folder.is_dir():
+        pytest.skip(f"Dynamo's tables are not at {folder}")
+    found = check(folder, vector(fitted("h200")["vllm"]))
+    assert found.first[0] < 0.06
+    assert found.token[0] < 0.12
+
+
+def test_a_whole_calibration_of_small_tables(tmp_path: Path) -> None:
+    columns = "silicon_data_source,backend,backend_version,model_path,system,precision,mode,isl,osl,gemm_quant_mode,batch_size,tp_size,"
+    rows: list[tuple[Any, ...]] = []
+    for number in range(12):
+        model, system = ("Llama-3.1-70B", "Qwen3-32B")[number % 2], ("h100_sxm", "b200_sxm")[number // 2 % 2]
+        rows.append(("x", "vllm", "1", model, system, "fp8", "agg", 64, 8, "fp8", 1 + number, 4, "", "", "", 100 + number, 10 + number))
+    rows.append(("x", "trtllm", "1.2.0rc6.post3", "DeepSeek-R1", "b200_sxm", "fp8", "agg", 64, 8, "fp8", 2, 8, "", "", "", 90, 9))
+    (tmp_path / "timing").mkdir()
+    header = columns + "attention_dp_size,moe_tp_size,moe_ep_size,silicon_ttft_ms,silicon_tpot_ms"
+    table(tmp_path / "timing/silicon_sample.csv", header, rows)
+    profile_in(tmp_path / "timing/profiles", [(64, 0, 0, 0, 7.0), (0, 0, 64, 50, 5.0), (36, 10, 28, 20, 6.0), (0, 0, 8, 50, 5.0)])
+    planner_in(tmp_path / "timing/dynamo_planner/H200_TP1P_TP1D", PRIOR)
+    found = calibrate(tmp_path, tmp_path / "schedules", lambda what, done, total: None)
+    plain = next(each for each in found.errors if (each.held_out, each.group) == ("model", PLAIN))
+    assert (found.points, plain.points) == (13, 12)
+    assert found.constants["rtx-4090"]["vllm"].points == 4
+    assert found.constants["rtx-4090"]["vllm"].efficiency.weights != found.constants["a100"]["vllm"].efficiency.weights
+    assert found.constants["rtx-4090"]["sglang"] == found.constants["a100"]["sglang"]
+    write(found, tmp_path / "out")
+    text = (tmp_path / "out/errors.md").read_text()
+    assert all(f"### {title}\n" in text for title in ("Points that contradict each other", "Steps", "Dynamo's planner", "Recorded run"))
+    assert "timing/profiles" in (tmp_path / "out/fit-rtx-4090.toml").read_text()
+    assert "timing/profiles" not in (tmp_path / "out/fit-a100.toml").read_text()
 
 
 @pytest.mark.parametrize("gpu", ["rtx-4090", "rtx-pro-6000"])
