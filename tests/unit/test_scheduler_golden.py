@@ -12,7 +12,7 @@ from shared.contracts.steps import StepDispatched
 from tests.scheduler_world import MS, World, beat, cancel, ended, gone, matched, only, registered, routed
 
 WORKERS = ["a", "b", "c", "d", "e"]
-# It changes only with a rule that is meant to change what is decided; last with the time until prompts ahead are computed (score_finish.py).
+# It changes only with a rule that is meant to change what is decided; last with when prompts ahead are computed (score_finish.py).
 DECIDED = "23321efa97e6c935244a6ebf981854245970fa10a90a64290d1786ae35b06626"
 
 
