@@ -146,6 +146,9 @@ async def _resume(workflow_id: str, budget: float | None, key: str, json: bool, 
         for each in steps:
             print_json(each)
         return
+    if not steps:
+        say(f"nothing to resume: no named step of {workflow_id} is known")
+        return
     rows = table("STEP", "WAS", "NOW", "ID")
     for each in steps:
         now = "tried anew" if each.resumed else each.why or ("goes on" if each.was in OPEN else "stays")

@@ -63,8 +63,9 @@ def _variant(document: Document, name: str, settings: Mapping[str, Any]) -> Scen
             shape = "[pools.NAME]" if missing == "pools" else "[[workload]]"
             raise ConfigError(f"{document.origin}: there is no {shape}: a scenario needs at least one")
     for pool, fields in values["pools"].items() if isinstance(values["pools"], dict) else ():
-        if isinstance(fields, dict):
-            checked(Pool, fields, f"{document.origin}: pools.{pool}")  # by its name, which the whole's error does not know
+        if not isinstance(fields, dict):
+            raise ConfigError(f"{document.origin}: pools.{pool} should be a table, [pools.{pool}]")
+        checked(Pool, fields, f"{document.origin}: pools.{pool}")  # by its name, which the whole's error does not know
     scenario = checked(Scenario, values | {"policies": {name: own}}, document.origin)
     _check(scenario, name, origin)
     return scenario
@@ -93,9 +94,14 @@ def _check(scenario: Scenario, policy: str, origin: str) -> None:
         every_s = getattr(scenario.faults, name)
         if 0 < every_s < FAULT_MIN_S:
             raise ConfigError(f"{origin}: faults.{name} is {every_s:g} s: it must be 0 (never) or at least {FAULT_MIN_S:g}")
+    granted_s = configs(scenario, policy, origin)["admission"].timeout_max_ms / 1e3
     for index, each in enumerate(scenario.workload):
         where = f"{origin}: workload.{index}"
         if each.kind not in KINDS:
             refuse(where, f"kind {each.kind}", each.kind, KINDS)
-        checked(KINDS[each.kind].settings, each.settings, f"{where}.with")
-    configs(scenario, policy, origin)
+        clients = checked(KINDS[each.kind].settings, each.settings, f"{where}.with")
+        for tenant in clients.tenants:
+            asked_s = tenant.behaviour.timeout_s
+            if asked_s > granted_s:
+                said = f"admission.timeout_max_ms grants {granted_s:g}: all its calls would be refused"
+                raise ConfigError(f"{where}.with: the timeout_s of tenant {tenant.name} is {asked_s:g}, and {said}")

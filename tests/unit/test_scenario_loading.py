@@ -107,6 +107,13 @@ def test_the_command_line_changes_what_the_file_says(load: Load) -> None:
         ("rate_per_s = 2.0", "rate_per = 2.0", "workload.0.with: unknown key rate_per; did you mean rate_per_s?"),
         ("rate_per_s = 2.0", "rate_per_s = -2.0", "workload.0.with: rate_per_s: expected float > 0"),
         ("rate_per_s = 2.0", "tenants = [{objective = {ttft = 1}}]", "objective: unknown key ttft; did you mean ttft_s?"),
+        ("rate_per_s = 2.0", 'tenants = [{name = "a"}, {name = "a"}]', "workload.0.with: tenants: two are called a"),
+        (
+            "rate_per_s = 2.0",
+            "tenants = [{behaviour = {timeout_s = 3601}}]",
+            "workload.0.with: the timeout_s of tenant default is 3601, and admission.timeout_max_ms grants 3600",
+        ),
+        ("[pools.h100]", "pools.other = 3\n[pools.h100]", "pools.other should be a table, [pools.other]"),
         ("[pools.h100]", '[pools."h 100"]', "pools.h 100: a pool's name has letters, digits, - and _"),
         ("[pools.h100]", "[pool.h100]", "there is no [pools.NAME]: a scenario needs at least one"),
         ("[[workload]]", "[[workloads]]", "there is no [[workload]]: a scenario needs at least one"),

@@ -36,6 +36,12 @@ class Clients(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     tenants: Annotated[tuple[Tenant, ...], Meta(min_length=1, max_length=1_000)] = (Tenant(),)
     model: str = ""
 
+    def __post_init__(self) -> None:
+        names = [tenant.name for tenant in self.tenants]
+        twice = next((name for name in names if names.count(name) > 1), "")
+        if twice:
+            raise ValueError(f"tenants: two are called {twice}; a class of service has a name of its own")
+
 
 class Arriving(Clients, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Programs that begin at random: `rate_per_s` of them, in the mean over a day and without flash crowds."""
