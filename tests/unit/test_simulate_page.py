@@ -11,7 +11,7 @@ from legato.simulate.comparison import compare
 from legato.simulate.page import page
 from tests.thought_runs import thought_report, thought_scenario
 
-VOID = {"meta"}
+VOID = {"br", "meta"}
 EVIL = '<script>alert("x")</script>&'
 
 
