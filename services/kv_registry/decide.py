@@ -2,7 +2,7 @@
 
 Rules:
 1. Every prompt younger than `answer_within_ms` is answered by one PrefixMatched: for each worker of its model the number of leading blocks
-   that it holds. An empty map is an answer too: the scheduler need not wait.
+   that it holds. An empty map is an answer too: the scheduler need not wait. In a large fleet those that hold what most hold are not named.
 2. Of a worker that the registry is not sure about nothing counts. It is unsure after a gap in the numbers of the worker's changes, when a
    heartbeat spoke of a change that had not come by the next one, and when the worker seems to hold more than it can.
 3. It asks such a worker for a snapshot, at most once a second, until it has one and all changes behind it.
@@ -12,7 +12,7 @@ kept is bounded by the fleet: workers, and twice the capacity of each.
 """
 
 from services.kv_registry.config import KvRegistryConfig
-from services.kv_registry.index import match
+from services.kv_registry.index import Held, match
 from services.kv_registry.paths import Stretch, whole
 from services.kv_registry.state import PromptSeen, State, apply
 from shared.contracts.envelope import Message, Tick
@@ -41,7 +41,7 @@ def wake_ns(state: State, config: KvRegistryConfig) -> None:
 
 def _matched(state: State, prompt: PromptSeen) -> PrefixMatched:
     index = state.indexes.get(prompt.model)
-    blocks = whole(state.paths, Stretch(prompt.after, prompt.blocks))
+    held = match(index, whole(state.paths, Stretch(prompt.after, prompt.blocks))) if index is not None else Held({}, 0)
     return PrefixMatched(
         step=prompt.step,
         workflow=prompt.workflow,
@@ -49,8 +49,9 @@ def _matched(state: State, prompt: PromptSeen) -> PrefixMatched:
         trace=prompt.trace,
         cell=state.cell,
         model=prompt.model,
-        blocks=match(index, blocks) if index is not None else {},
+        blocks=held.blocks,
         block_tokens=prompt.block_tokens,
+        others=held.others,
     )
 
 

@@ -2,12 +2,21 @@
 
 from collections.abc import Iterable
 from functools import cached_property
+from typing import NamedTuple
 
 import msgspec
 
 from shared.contracts.ids import WorkerId
 
 NAMED_MAX = 64  # sets of holders whose names are kept at hand
+OTHERS_FROM = 32  # workers of a model, from which on those that hold what most hold are not named
+
+
+class Held(NamedTuple):
+    """Leading blocks by worker; a worker that is not named holds `others`."""
+
+    blocks: dict[WorkerId, int]
+    others: int
 
 
 class Index(msgspec.Struct, dict=True):
@@ -21,6 +30,11 @@ class Index(msgspec.Struct, dict=True):
         """The names behind bits, in order: not in snapshots. Who holds the beginning of all prompts changes seldom."""
         return {}
 
+    @cached_property
+    def everybody(self) -> int:
+        """The bits of all members: not in snapshots."""
+        return sum(1 << bit for bit in self.members)
+
 
 def join(index: Index, worker: WorkerId) -> int:
     """Give a worker the lowest free bit."""
@@ -28,12 +42,14 @@ def join(index: Index, worker: WorkerId) -> int:
     while bit in index.members:
         bit += 1
     index.members[bit] = worker
+    vars(index).pop("everybody", None)
     return bit
 
 
 def leave(index: Index, bit: int) -> None:
     """Its worker holds nothing, and is gone."""
     del index.members[bit]
+    vars(index).pop("everybody", None)
     index.named.clear()
 
 
@@ -64,29 +80,37 @@ def clear(index: Index, bit: int, held: dict[int, None]) -> None:
     remove(index, bit, held, list(held))
 
 
-def match(index: Index, blocks: list[int]) -> dict[WorkerId, int]:
-    """How many leading `blocks` each worker holds, by worker id; those with none are left out. Takes as long as the longest match."""
+def match(index: Index, blocks: list[int]) -> Held:
+    """How many leading `blocks` each worker holds. Takes as long as the longest match."""
     holders = index.holders
-    first = left = holders.get(blocks[0], 0) if blocks else 0
-    depth, found = 0, []
+    left = holders.get(blocks[0], 0) if blocks else 0
+    depth, groups = 0, []
     for block in blocks:
         still = left & holders.get(block, 0)
         if still != left:
-            found.append((left ^ still, depth))
+            groups.append((left ^ still, depth))
             left = still
         if not left:
             break
         depth += 1
     if left:
-        found.append((left, depth))
-    if not found:
-        return {}
-    most = max(found, key=lambda group: group[0].bit_count())  # as a rule nearly all, who hold what prompts have in common
-    matched = dict.fromkeys(_named(index, first), most[1])
-    for mask, depth in found:
+        groups.append((left, depth))
+    most = max(groups, key=_size, default=(0, 0))
+    others = 0
+    if len(index.members) >= OTHERS_FROM and 2 * _size(most) > len(index.members):
+        others = most[1]
+        groups.append((index.everybody ^ sum(mask for mask, _ in groups), 0))  # a worker is in one group at most
+        groups.remove(most)
+        most = max(groups, key=_size)
+    held = dict.fromkeys(_named(index, sum(mask for mask, _ in groups)), most[1])
+    for mask, depth in groups:
         if mask != most[0]:
-            matched |= dict.fromkeys(_workers(index, mask), depth)
-    return matched
+            held |= dict.fromkeys(_workers(index, mask), depth)
+    return Held(held, others)
+
+
+def _size(group: tuple[int, int]) -> int:
+    return group[0].bit_count()
 
 
 def _named(index: Index, mask: int) -> list[WorkerId]:

@@ -22,6 +22,7 @@ from shared.contracts.outcomes import Problem, Reason
 from shared.contracts.steps import Job
 
 MS = 1_000_000  # nanoseconds
+EVERYBODY = WorkerId("")  # stands for all workers that a match does not name
 RECENT_MAX = 10_000  # steps that are over and still known, so that copies of their messages do nothing
 EARLY_MAX = 4_096  # matches, and cancellations, kept for steps that have not arrived
 MODELS_MAX = 1_000  # for which it is known who was given a step last
@@ -45,7 +46,7 @@ class Step(msgspec.Struct, kw_only=True, omit_defaults=True):
     prefill_tokens: int = 0  # not yet computed there, as far as known
     placed_ns: int = 0
     seen_ns: int = 0  # when the attempt was placed or last listed by the worker
-    cached: dict[WorkerId, int] | None = None  # prompt tokens in each worker's cache; None: the registry has not answered
+    cached: dict[WorkerId, int] | None = None  # prompt tokens in workers' caches, also EVERYBODY's; None: the registry has not answered
     produced: int = 0  # output tokens, as far as heard
     held: WorkerId = WorkerId("")  # a worker that leaves still runs `held_attempt`, until the one that has the step now goes on
     held_attempt: int = 0
@@ -60,6 +61,10 @@ class Step(msgspec.Struct, kw_only=True, omit_defaults=True):
     revoked: bool = False  # the worker was told to end it
     closed: bool = False  # the end is published; only the worker must still stop
     problem: Problem | None = None  # of the attempt that failed for good
+
+    def cached_on(self, worker: WorkerId) -> int:
+        """Prompt tokens in the worker's cache, as far as known. The answer is in whole blocks: it may be more than the prompt has."""
+        return 0 if not self.cached else self.cached.get(worker, self.cached.get(EVERYBODY, 0))
 
     @property
     def failures(self) -> int:

@@ -7,24 +7,25 @@ busier rows all that have computed no earlier; all of them, where it has nothing
 looked at one by one. Where few have enough free blocks at all, these are looked at, and no others.
 """
 
-from services.scheduler.book import Step
+from services.scheduler.book import EVERYBODY, Step
 from services.scheduler.load import Load, Room
+from services.scheduler.placement import cached_tokens
 from services.scheduler.policies.filter_failed import is_spared
 from services.scheduler.policies.filter_fits import fits
 from services.scheduler.policies.reserve import expected_output_tokens
-from shared.contracts.ids import WorkerId
 
 DEEP_MAX = 16  # workers that hold more of a prompt than the rest
 
 
 def narrowed(step: Step, room: Room, now_ns: int) -> list[Load]:
     """Some of the room's loads, the one with the least predicted finish among them; none where the step fits nowhere."""
-    cached = step.cached or {}
+    cached, others = step.cached or {}, step.cached_on(EVERYBODY)
     amounts = sorted(cached.values())
     tokens = step.job.prompt_tokens + expected_output_tokens(step.job)
     if not room.roomy(tokens - (amounts[-1] if amounts else 0)):
         return []
-    rest = amounts[-DEEP_MAX - 1] if len(amounts) > DEEP_MAX else 0  # no more than DEEP_MAX hold more than this
+    deep = amounts[-DEEP_MAX - 1] if len(amounts) > DEEP_MAX else 0
+    rest = max(deep, others)  # no more than DEEP_MAX hold more than this
     loads = room.loads
     found = [loads[worker] for worker, held in cached.items() if held > rest and worker in loads]
     roomy = room.roomy(tokens - rest)
@@ -37,12 +38,11 @@ def narrowed(step: Step, room: Room, now_ns: int) -> list[Load]:
             if size in best and max(computed_ns, now_ns) >= best[size]:
                 break
             found.append(loads[worker])
-            if cached.get(worker, 0) >= rest and _may_have(step, loads[worker], cached, room.ready):
+            if cached.get(worker, others) >= rest and _may_have(step, loads[worker], room.ready):
                 best[size] = computed_ns
                 break
     return found
 
 
-def _may_have(step: Step, load: Load, cached: dict[WorkerId, int], ready: int) -> bool:
-    held = min(cached.get(load.id, 0), step.job.prompt_tokens - 1)
-    return not is_spared(load, step, ready) and fits(step.job, load, held)
+def _may_have(step: Step, load: Load, ready: int) -> bool:
+    return not is_spared(load, step, ready) and fits(step.job, load, cached_tokens(step, load))

@@ -45,8 +45,7 @@ def published(step: Step, loads: list[Load], ready: int, config: SchedulerConfig
 def candidates(step: Step, loads: list[Load], ready: int) -> list[Candidate]:
     """Who has room, and may have the step."""
     has_room = fitting(step.job)
-    cached, most = step.cached or {}, step.job.prompt_tokens - 1
-    found = (Candidate(load, min(cached.get(load.id, 0), most)) for load in loads)
+    found = (Candidate(load, cached_tokens(step, load)) for load in loads)
     return [each for each in found if has_room(*each) and not is_spared(each.load, step, ready)]
 
 
@@ -66,7 +65,7 @@ def least_finish(step: Step, loads: list[Load], ready: int, now_ns: int) -> Choi
 
 def cached_tokens(step: Step, load: Load) -> int:
     """Prompt tokens that the worker's cache holds, as far as known; the last one is computed in any case."""
-    return min(step.cached.get(load.id, 0), step.job.prompt_tokens - 1) if step.cached else 0
+    return min(step.cached_on(load.id), step.job.prompt_tokens - 1)
 
 
 def _pick(step: Step, found: list[Candidate], config: SchedulerConfig, last: WorkerId) -> Choice:

@@ -7,6 +7,7 @@ from services.scheduler import ordering
 from services.scheduler.book import (
     EARLY_MAX,
     ENDING,
+    EVERYBODY,
     MS,
     State,
     Step,
@@ -106,6 +107,8 @@ def _on_matched(state: State, event: PrefixMatched, now_ns: int) -> None:
     state.matched_ns = now_ns
     tokens = {blocks: blocks * event.block_tokens for blocks in dict.fromkeys(event.blocks.values())}  # numbers to be shared: they are kept
     cached = {worker: tokens[blocks] for worker, blocks in event.blocks.items()}
+    if event.others:
+        cached[EVERYBODY] = event.others * event.block_tokens
     step = state.steps.get(event.step)
     if step is not None:
         step.cached = cached

@@ -55,9 +55,11 @@ class KvResyncRequested(Message, frozen=True, kw_only=True, tag="kv.resync"):
 
 
 class PrefixMatched(Message, frozen=True, kw_only=True, tag="prefix.matched"):
-    """How many leading blocks of a step's prompt each worker holds. Workers with none are left out."""
+    """How many leading blocks of a step's prompt each worker holds. A worker of the model that `blocks` does not name holds `others`: 0,
+    but in large fleets in which most hold the same. A message that names a thousand workers costs more than what it is about."""
 
     cell: CellId
     model: ModelName
     blocks: dict[WorkerId, int]
     block_tokens: int
+    others: int = 0

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.scheduler.book import State, Step, Worker
+from services.scheduler.book import EVERYBODY, State, Step, Worker
 from services.scheduler.decide import MACHINE
 from services.scheduler.fleet import refreshed
 from services.scheduler.load import PROMPT_TOKENS, Load, Room, busy_slots
@@ -163,10 +163,14 @@ def waiting(prompt: int, output: int) -> Step:
 
 
 @settings(max_examples=150, deadline=None)
-@given(fleets, amounts, st.integers(1, 800), st.sampled_from([1, 10, 512]), small)
-def test_the_few_that_are_looked_at_hold_the_best_of_all(some: list[Any], held: list[int], prompt: int, output: int, failed: int) -> None:
-    step = waiting(prompt, output)
-    step.cached = {WorkerId(f"w{number:02d}"): tokens for number, tokens in enumerate(held) if tokens}
+@given(fleets, st.tuples(amounts, st.sampled_from([0, 0, 32, 96])), st.integers(1, 800), st.sampled_from([1, 10, 512]), small)
+def test_the_few_that_are_looked_at_hold_the_best_of_all(
+    some: list[Any], held: tuple[list[int], int], prompt: int, output: int, failed: int
+) -> None:
+    step, (named, others) = waiting(prompt, output), held
+    step.cached = {WorkerId(f"w{number:02d}"): tokens for number, tokens in enumerate(named) if tokens != others}
+    if others:
+        step.cached[EVERYBODY] = others
     step.failed_on, step.failed_ns = WorkerId(f"w{failed:02d}"), 1
     room = refreshed(fleet_of(some), NOW_NS, LEASE_MS * MS).rooms[ModelName("m")]
     assert least_finish(step, narrowed(step, room, NOW_NS), room.ready, NOW_NS) == least_finish(step, room.listed(), room.ready, NOW_NS)

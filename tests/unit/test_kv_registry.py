@@ -63,9 +63,11 @@ class Registry:
         return self.take(beat)
 
     def ask(self, *blocks: int, model: str = "m") -> dict[Any, int]:
+        """Who holds how much, of those that hold some."""
         [answer] = self.take(prompt(self.now_ns, *blocks, model=model))
         assert isinstance(answer, PrefixMatched)
-        return answer.blocks
+        others = {name: answer.others for name, worker in self.state.workers.items() if worker.model == model and name not in answer.blocks}
+        return {worker: held for worker, held in [*answer.blocks.items(), *others.items()] if held}
 
 
 def prompt(time_ns: int, *blocks: int, model: str = "m") -> PromptSeen:
@@ -281,6 +283,23 @@ def test_a_worker_that_goes_or_falls_silent_is_forgotten_with_its_blocks() -> No
     registry.register("d")
     registry.change("d", stored(1, 2))
     assert registry.ask(1, 2) == {"c": 1, "d": 2}, "a free place is used again"
+
+
+def test_in_a_large_fleet_those_that_hold_what_most_hold_are_not_named() -> None:
+    names = [f"w{number:02d}" for number in range(40)]
+    registry = Registry(*names)
+    for name in names[3:]:
+        registry.change(name, stored(1, 2))
+    registry.change("w39", stored(3))
+    registry.change("w00", stored(1))
+    [answer] = registry.take(prompt(registry.now_ns, 1, 2, 3))
+    assert isinstance(answer, PrefixMatched)
+    assert (answer.blocks, answer.others) == ({"w00": 1, "w01": 0, "w02": 0, "w39": 3}, 2)
+    for name in names[3:21]:
+        registry.change(name, BlocksRemoved(hashes=[1]))
+    [answer] = registry.take(prompt(registry.now_ns, 1, 2))
+    assert isinstance(answer, PrefixMatched)
+    assert (len(answer.blocks), answer.others) == (20, 0), "most do not hold the same"
 
 
 def test_who_takes_the_place_of_a_worker_is_named_by_its_own_name_and_in_order() -> None:

@@ -17,5 +17,5 @@ HELD = 0.9
 
 def holding(step: Step, loads: Sequence[Load]) -> list[Load]:
     """Those that hold it. The answer is in whole blocks: an incomplete last one counts as held."""
-    cached, prompt = step.cached or {}, step.job.prompt_tokens
-    return [load for load in loads if cached.get(load.id, 0) + load.block_tokens > HELD * prompt and cached.get(load.id, 0)]
+    needed = HELD * step.job.prompt_tokens
+    return [load for load in loads if (held := step.cached_on(load.id)) and held + load.block_tokens > needed]
