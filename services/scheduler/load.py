@@ -50,9 +50,9 @@ class Load:
         self.decode_tokens_per_s = capacity.decode_tokens_per_s
 
     @property
-    def where(self) -> tuple["Alike", int, int]:
-        """Where it stands in its room."""
-        return self.alike, self.computed_ns, self.free_blocks
+    def where(self) -> tuple["Alike", int, int, int]:
+        """Where it stands in its room, and what it adds to it."""
+        return self.alike, self.computed_ns, self.free_blocks, self.places
 
     @property
     def alike(self) -> "Alike":

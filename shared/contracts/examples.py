@@ -243,7 +243,7 @@ MESSAGES: tuple[msgspec.Struct, ...] = (
     steps.StepRefused(**_about(2, "admission"), problem=PROBLEM),
     steps.Prompt(**_about(2, "admission"), model=MODEL, tokens=[1, 4093, 198], block_tokens=16, blocks=HASHES),
     steps.StepRouted(**_about(3, "router"), job=JOB, cell=CELL),
-    kv.PrefixMatched(**_about(4, "kv_registry"), cell=CELL, model=MODEL, blocks={WORKER: 2, SPARE: 1}, block_tokens=16),
+    kv.PrefixMatched(**_about(4, "kv_registry"), cell=CELL, model=MODEL, blocks={WORKER: 2, SPARE: 1}, block_tokens=16, others=3),
     steps.StepDispatched(
         **_about(5, "scheduler"),
         job=JOB,

@@ -209,3 +209,10 @@ def test_after_a_restart_a_clock_that_went_back_is_still_known_of() -> None:
     check(world.state, world.now_ns)
     world.now_ns += LEASE_MS * MS
     check(world.state, world.now_ns)
+
+
+def test_when_more_steps_may_wait_in_engines_the_free_places_are_counted_anew() -> None:
+    state = fleet_of([((2, 60, 16, 1000.0), (0, 0, 0))] * 3)
+    for waiting_max in (0, 2, 1):
+        room = refreshed(state, NOW_NS, LEASE_MS * MS, waiting_max).rooms[ModelName("m")]
+        assert room.free == 3 * (2 + waiting_max)
