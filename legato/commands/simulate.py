@@ -1,9 +1,11 @@
 """`legato simulate SCENARIO`: how a fleet would do, and which policy does best on it."""
 
 import os
+import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, NamedTuple
@@ -20,11 +22,12 @@ from legato.simulate.comparison import Comparison, compare
 from legato.simulate.figures import Report, Run
 from legato.simulate.from_log import played
 from legato.simulate.loading import Document, changed, read, shipped
+from legato.simulate.markdown import markdown as markdown_of
 from legato.simulate.page import page
 from legato.simulate.registered import registered
 from legato.simulate.runs import Told, run_all
 from legato.simulate.scenario import Scenario
-from legato.simulate.shown import print_comparison
+from legato.simulate.shown import about, print_comparison
 from legato.simulate.variants import scenarios
 from shared.core.errors import LegatoError
 
@@ -38,6 +41,9 @@ Policies = Annotated[
 ]
 Seeds = Annotated[int, typer.Option("--seeds", min=1, max=SEEDS_MAX, help="Runs of each policy; from 2 on differences have intervals.")]
 Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a report with plots, in one file.")]
+Markdown = Annotated[
+    Path | None, typer.Option("--markdown", metavar="FILE", help="Write the table as Markdown, with its command and date.")
+]
 Changes = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change the scenario: pools.h100.count=8, ….")]
 Jobs = Annotated[int, typer.Option("--jobs", min=0, max=JOBS_MAX, help="Runs at a time. Default: one for each core.")]
 FromLog = Annotated[
@@ -63,6 +69,7 @@ def simulate(  # noqa: PLR0913  # options
     policy: Policies = None,
     seeds: Seeds = 1,
     html: Html = None,
+    markdown: Markdown = None,
     set_: Changes = None,
     jobs: Jobs = 0,
     data: Traces = Path("../shared/data"),
@@ -88,10 +95,8 @@ def simulate(  # noqa: PLR0913  # options
         return
     if not scenario and not from_log:
         raise LegatoError("which scenario? Name a file, or one of those that `legato simulate --list` shows")
-    if html is not None and not html.absolute().parent.is_dir():
-        raise LegatoError(f"--html {html}: there is no directory {html.absolute().parent}")
-    if html is not None and html.is_dir():
-        raise LegatoError(f"--html {html}: it is a directory; name a file, such as report.html")
+    _check_place("--html", html)
+    _check_place("--markdown", markdown)
     with TemporaryDirectory(prefix="legato-") as place:
         document = _document(scenario, set_ or [], _Log(from_log, nats, Path(place)))
         variants = scenarios(document, policy or [])
@@ -107,6 +112,8 @@ def simulate(  # noqa: PLR0913  # options
         print_comparison(comparison)
     if html is not None:
         _write(html, page(variants, comparison, reports))
+    if markdown is not None:
+        _write(markdown, markdown_of(first, comparison, _command(scenario, policy or [], set_ or [], seeds, from_log), date.today()))
     _end_by(reports)
 
 
@@ -150,12 +157,28 @@ def _fleets_data() -> Path:
     return Path(os.environ.get("LEGATO_DATA", DATA))
 
 
-def _write(html: Path, text: str) -> None:
+def _check_place(option: str, file: Path | None) -> None:
+    """Before minutes of work: raises LegatoError where the file cannot be written."""
+    if file is not None and not file.absolute().parent.is_dir():
+        raise LegatoError(f"{option} {file}: there is no directory {file.absolute().parent}")
+    if file is not None and file.is_dir():
+        raise LegatoError(f"{option} {file}: it is a directory; name a file, such as report{'.md' if option == '--markdown' else '.html'}")
+
+
+def _command(scenario: str, policies: list[str], changes: list[str], seeds: int, from_log: str) -> str:
+    """What makes the same again."""
+    options = [*(("--policy", each) for each in policies), *(("--set", each) for each in changes)]
+    options += [("--from-log", from_log)] if from_log else []
+    words = ["legato", "simulate", *([scenario] if scenario else []), *(word for pair in options for word in pair), "--seeds", str(seeds)]
+    return shlex.join(words)
+
+
+def _write(file: Path, text: str) -> None:
     try:
-        html.write_text(text)
+        file.write_text(text)
     except OSError as error:
-        raise LegatoError(f"cannot write {html}: {error.strerror}") from error
-    say(f"The report is in {html}.")
+        raise LegatoError(f"cannot write {file}: {error.strerror}") from error
+    say(f"The report is in {file}.")
 
 
 def _end_by(reports: list[Report]) -> None:
@@ -182,10 +205,8 @@ def _print_shipped(json: bool) -> None:
 
 def _print_about(scenario: Scenario, comparison: Comparison) -> None:
     out.print(scenario.name + (f": {scenario.question}" if scenario.question else ""), style="bold", markup=False)
-    pools = ", ".join(f"{pool.count} x {pool.law}" for pool in scenario.pools.values())
-    loads = ", ".join(load.kind for load in scenario.workload)
     seeds = f"{len(comparison.seeds)} seed{'s' if len(comparison.seeds) > 1 else ''}"
-    out.print(f"{pools}; {loads}; {scenario.seconds:,.0f} s; {seeds}\n", markup=False)
+    out.print(f"{about(scenario)}; {seeds}\n", markup=False)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from rich.text import Text
 from legato.console import Rows, out, say, table
 from legato.simulate.comparison import Comparison, Difference, Place, Row, Verdict
 from legato.simulate.defined import BY_NAME
+from legato.simulate.scenario import Scenario
 
 TROUBLE = (
     "program_unfinished",
@@ -62,7 +63,7 @@ def place_line(place: Place) -> str:
 def print_comparison(comparison: Comparison) -> None:
     """The headline figures of all policies; and where each is worse and better than the first."""
     base = comparison.policies[0]
-    rows = [row for row in comparison.rows if _shown(row)]
+    rows = headlines(comparison)
     out.print(_means(comparison, rows))
     for policy in comparison.policies[1:]:
         out.print(f"\n{policy} against {base}, pair by pair", style="bold", markup=False)
@@ -75,8 +76,18 @@ def print_comparison(comparison: Comparison) -> None:
         say("\nOne seed says nothing about chance: --seeds 10 gives each difference an interval.")
 
 
+def headlines(comparison: Comparison) -> list[Row]:
+    """The figures to look at first, and whatever trouble there was."""
+    return [row for row in comparison.rows if _shown(row)]
+
+
+def about(scenario: Scenario) -> str:
+    """The fleet, the load and how long it is played."""
+    pools = ", ".join(f"{pool.count} x {pool.law}" for pool in scenario.pools.values())
+    return f"{pools}; {', '.join(load.kind for load in scenario.workload)}; {scenario.seconds:,.0f} s"
+
+
 def _shown(row: Row) -> bool:
-    """The headline, and whatever trouble there was."""
     means = [estimate.mean for estimate in row.policies.values() if estimate is not None]
     return any(means) if row.figure in TROUBLE else BY_NAME[row.figure].headline and bool(means)
 
