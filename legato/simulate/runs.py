@@ -1,10 +1,11 @@
 """Runs of scenarios, each in a process of its own, so many at a time; a run's figures come back, not its millions of rows."""
 
+import gc
 import multiprocessing
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -43,7 +44,20 @@ def played(wanted: Wanted, tell: Callable[[float], None]) -> Report:
     """One run, here."""
     from legato.simulate.world import run
 
-    return report(run(wanted.scenario, wanted.policy, wanted.seed, wanted.data, tell), wanted.scenario)
+    with _young_garbage():
+        return report(run(wanted.scenario, wanted.policy, wanted.seed, wanted.data, tell), wanted.scenario)
+
+
+@contextmanager
+def _young_garbage() -> Iterator[None]:
+    """Look for cycles among young objects only. A fleet is millions of objects that live to the end of the run: with 1,000 workers it took
+    2.7 s to look through them all, every 15 s, and found nothing."""
+    before = gc.get_threshold()
+    gc.set_threshold(50_000, 20, 1_000_000)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 class _Processes:
