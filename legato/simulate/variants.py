@@ -18,7 +18,7 @@ from shared.sim.workloads import KINDS
 
 EVICTIONS = get_args(Eviction)
 FAULT_MIN_S = 0.1  # a fleet that is struck more often does nothing else
-_NEXT = re.compile(r",(?=[a-z_]+\.[a-z_])")  # between the settings of a policy that is said on the command line
+_NEXT = re.compile(r",(?=\s*[a-z_]+(?:\.[A-Za-z0-9_-]+)+\s*=)")  # between the settings of a policy that is said on the command line
 
 
 def scenarios(document: Document, wanted: Sequence[str] = ()) -> dict[str, Scenario]:

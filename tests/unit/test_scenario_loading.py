@@ -72,6 +72,13 @@ def test_a_policy_can_be_said_in_place(load: Load) -> None:
     assert found[name].policies == {name: {"scheduler.match_wait_ms": 1.5, "scheduler.queue_max": 10}}
 
 
+def test_a_policy_that_is_said_in_place_may_change_the_fleet_and_the_load(load: Load) -> None:
+    name = "pools.h100.count=4,workload.0.with.rate_per_s=2.5,scheduler.queue_max=10"
+    found = load(policies=(name,))[name]
+    assert (found.pools["h100"].count, found.workload[0].settings["rate_per_s"]) == (4, 2.5)
+    assert found.policies == {name: {"scheduler.queue_max": 10}}
+
+
 def test_a_policy_may_change_the_fleet(load: Load) -> None:
     found = load(PLAIN + "\n[policies.large]\npools.h100.count = 8\n")
     assert found["large"].pools["h100"].count == 8
