@@ -30,9 +30,11 @@ def main() -> int:
     parser.add_argument("--log", type=Path, help="where its log of events goes (default: only its hash is shown)")
     parser.add_argument("--jobs", type=_positive, default=os.cpu_count() or 1, help="processes side by side (default: one for each core)")
     parser.add_argument("--mutations", action="store_true", help="plant each of the known bugs, and see which world shows it")
-    parser.add_argument("--table", type=Path, metavar="FILE", help="where the bugs and what shows them go, as Markdown (with --mutations)")
+    parser.add_argument("--table", type=_file, metavar="FILE", help="where the bugs and what shows them go, as Markdown (with --mutations)")
     parser.add_argument("--mutation", choices=sorted(MUTATIONS), help="plant this one")
     given = parser.parse_args()
+    if given.table is not None and not given.mutations:
+        parser.error("--table is of --mutations: say both")
     if given.mutations:
         return _mutations(given.seeds or MUTATED_MAX, given.jobs, given.table)
     if given.seed is not None or given.plan is not None:
@@ -44,6 +46,13 @@ def _positive(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and int(text)):
         raise argparse.ArgumentTypeError(f"a number from 1 on is needed, not {text!r}")
     return int(text)
+
+
+def _file(path: str) -> Path:
+    """Refused at once where none can be: what goes there takes an hour."""
+    if Path(path).is_dir() or not Path(path).absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"a file in a directory that is there is needed, not {path!r}")
+    return Path(path)
 
 
 def _plan(path: str) -> Plan:

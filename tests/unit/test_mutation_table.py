@@ -1,7 +1,11 @@
 """The page of planted bugs says which were caught, and shows what was said as it was said."""
 
+import sys
 from datetime import date
 
+import pytest
+
+from bench.sim.__main__ import main
 from bench.sim.mutation_table import SAID_MAX, Caught, mutation_table
 
 
@@ -23,3 +27,15 @@ def test_what_was_said_stays_in_its_cell() -> None:
     (row,) = (line for line in page(Caught("c", "a bug", 1, "invariant 8: `x` | " + "y" * 300)) if line.startswith("| c "))
     assert row.count("|") == 6
     assert len(row.split("|")[5]) <= SAID_MAX + 4
+
+
+@pytest.mark.parametrize(
+    ("options", "said"), [(["--mutations", "--table", "there/is/none.md"], "a directory that is there"), (["--table", "x.md"], "say both")]
+)
+def test_a_page_that_cannot_be_written_is_refused_before_anything_runs(
+    options: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench.sim", *options])
+    with pytest.raises(SystemExit):
+        main()
+    assert said in capsys.readouterr().err
