@@ -77,7 +77,9 @@ def test_a_page_says_what_is_sure_and_what_one_seed_is_worth() -> None:
     assert "95% interval" in text
     assert 'class="bad">+' in text
     assert "Where each loses" in text
-    assert "One seed says nothing about chance" in made("near", "far", seeds=1)
+    alone = made("near", "far", seeds=1)
+    assert "One seed says nothing about chance" in alone
+    assert ">-</small>" not in alone, "where there is no interval there is no line for it"
 
 
 def test_a_line_goes_where_its_numbers_are() -> None:
