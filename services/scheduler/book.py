@@ -6,7 +6,7 @@ input decides, in neither. All tables hold steps that are not over, live workers
 
 import heapq
 from functools import cached_property
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -127,10 +127,7 @@ class State(msgspec.Struct, kw_only=True, omit_defaults=True, dict=True):
     @cached_property
     def fleet(self) -> Fleet:
         """What follows from workers and steps, kept at hand: not in snapshots, made when it is first asked for."""
-        heard = list(self.heard.values())
-        newest_ns = max(heard, default=0)
-        unsure = newest_ns > self.now_ns or any(later < earlier for earlier, later in pairwise(heard))
-        fleet = Fleet(self.workers, newest_ns if unsure else 0)
+        fleet = Fleet(self.workers)
         for step in self.steps.values():
             if step.worker:
                 fleet.started(step.id, step.job)

@@ -8,8 +8,7 @@ from services.scheduler.policies.filter_ready import is_ready
 def refreshed(state: State, now_ns: int, lease_ns: int, waiting_max: int = 0) -> Fleet:
     """The fleet as a decision at `now_ns` begins. Costs what has changed since the last one."""
     fleet, heard = state.fleet, state.heard
-    unsure = fleet.unsure_ns and now_ns < fleet.unsure_ns + lease_ns
-    if unsure or (lease_ns, waiting_max) != (fleet.lease_ns, fleet.waiting_max):
+    if (lease_ns, waiting_max) != (fleet.lease_ns, fleet.waiting_max):
         fleet.changed = dict.fromkeys([*fleet.changed, *state.workers])
         fleet.lease_ns, fleet.waiting_max = lease_ns, waiting_max
     else:

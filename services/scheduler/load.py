@@ -144,14 +144,13 @@ PROMPT_TOKENS = 16  # of prompts that are put together in `Fleet.running`
 class Fleet:
     """All rooms. `running`: steps on workers, by priority, then by the length of their prompts in PROMPT_TOKENS."""
 
-    def __init__(self, workers: Iterable[WorkerId], unsure_ns: int) -> None:
+    def __init__(self, workers: Iterable[WorkerId]) -> None:
         self.changed: dict[WorkerId, None] = dict.fromkeys(workers)
         self.rooms: dict[ModelName, Room] = {}
         self.counted: dict[WorkerId, Counted] = {}
         self.running: dict[int, dict[int, dict[StepId, None]]] = {}
         self.lease_ns = 0  # by which it is known who is silent
         self.waiting_max = 0  # steps that may wait in an engine
-        self.unsure_ns = unsure_ns  # the clock went back from here: those heard before may be silent longer than those after
 
     def started(self, step: StepId, job: Job) -> None:
         """It is on a worker."""

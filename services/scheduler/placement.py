@@ -15,7 +15,7 @@ from services.scheduler.policies.place_random import highest_draw
 from services.scheduler.policies.place_round_robin import next_in_turn
 from services.scheduler.policies.place_smg import cache_aware
 from services.scheduler.policies.reserve import expected_output_tokens, uncached_tokens
-from services.scheduler.policies.score_finish import finish_s
+from services.scheduler.policies.score_finish import finish_s, wait_s
 from shared.contracts.ids import WorkerId
 
 
@@ -27,11 +27,12 @@ class Choice(NamedTuple):
     load: Load
     cached_tokens: int
 
-    def why(self, ready: int) -> str:
+    def why(self, ready: int, now_ns: int) -> str:
         """The reasons, for people. Of the loads before the step was placed."""
+        ahead_ms = wait_s(self.load, now_ns) * 1e3
         return (
             f"{self.rule} of {ready}: {self.says}, "
-            f"{self.cached_tokens} tokens cached, {self.load.backlog_tokens} ahead, {self.load.busy}/{self.load.slots} slots"
+            f"{self.cached_tokens} tokens cached, {ahead_ms:.0f} ms of prompts ahead, {self.load.busy}/{self.load.slots} slots"
         )
 
 

@@ -98,7 +98,7 @@ class Plan:
                 worker=load.id,
                 attempt=step.attempt + 1,
                 cached_tokens=cached,
-                why=(f"takes over from {relieves}; " if relieves else "") + choice.why(ready),
+                why=(f"takes over from {relieves}; " if relieves else "") + choice.why(ready, self.now_ns),
                 relieves=relieves,
                 **_about(step),
             )

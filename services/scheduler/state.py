@@ -30,6 +30,7 @@ from services.scheduler.book import (
     trim,
     watch_deadline,
 )
+from services.scheduler.clock import set_back
 from services.scheduler.config import MATCH_WAIT_MAX_MS
 from services.scheduler.policies.drain import smoothed
 from shared.contracts.envelope import Message, Tick
@@ -50,7 +51,7 @@ def apply(state: State, event: Message, now_ns: int) -> None:
     """Fold one input or one decision."""
     kind = type(event)
     if now_ns < state.now_ns:
-        state.fleet.unsure_ns = max(state.fleet.unsure_ns, state.now_ns)
+        set_back(state, now_ns)
     state.now_ns = now_ns
     if kind in _HEARD:
         _hear(state, now_ns)
@@ -206,10 +207,20 @@ def _on_registered(state: State, event: WorkerRegistered, now_ns: int) -> None:
         )
         state.workers[worker.id] = worker
         state.heard[worker.id] = now_ns
+        _holds_nothing_known(state, worker.id)
     _enter_epoch(state, worker, event.epoch)
     worker.model, worker.capacity, worker.block_tokens = event.card.name, event.capacity, event.card.block_tokens
     worker.leaves_ns = event.leaves_ns
+    worker.computed_ns = min(worker.computed_ns, computed_ns(worker, now_ns))
     enter(state, worker, event.state)
+
+
+def _holds_nothing_known(state: State, worker: WorkerId) -> None:
+    """It came after these matches: it is none of the others that they speak of."""
+    matches = [step.cached for step in state.steps.values() if step.cached]
+    for cached in [*matches, *state.early_matches.values()]:
+        if EVERYBODY in cached:
+            cached.setdefault(worker, 0)
 
 
 def _on_gone(state: State, event: WorkerGone, now_ns: int) -> None:

@@ -1,11 +1,15 @@
 """What workers say of themselves, and what the fleet's services say of its load."""
 
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from shared.contracts.envelope import Message
 from shared.contracts.ids import CellId, ModelName, StepId, WorkerId
+
+RATE_MAX = 1e12  # tokens per second
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -14,9 +18,9 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: ModelName
     tokenizer: str  # object name of a Hugging Face tokenizer.json
     chat_template: str = ""  # Jinja source; empty: the model cannot chat
-    vocab_size: int
-    context_tokens: int
-    block_tokens: int
+    vocab_size: Annotated[int, Meta(ge=1)]
+    context_tokens: Annotated[int, Meta(ge=1)]
+    block_tokens: Annotated[int, Meta(ge=1)]
     eos_token_ids: list[int] = []
     bos_token: str = ""
     eos_token: str = ""
@@ -38,10 +42,10 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Capacity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What an engine can hold at once."""
 
-    blocks: int  # KV blocks
-    slots: int  # running requests
-    prefill_tokens_per_s: float = 0.0  # measured or predicted, 0: not known
-    decode_tokens_per_s: float = 0.0  # of one stream
+    blocks: Annotated[int, Meta(ge=0)]  # KV blocks
+    slots: Annotated[int, Meta(ge=0)]  # running requests
+    prefill_tokens_per_s: Annotated[float, Meta(ge=0, le=RATE_MAX)] = 0.0  # measured or predicted, 0: not known
+    decode_tokens_per_s: Annotated[float, Meta(ge=0, le=RATE_MAX)] = 0.0  # of one stream
 
 
 class WorkerState(StrEnum):

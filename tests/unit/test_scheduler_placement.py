@@ -3,7 +3,7 @@
 import msgspec
 
 from shared.contracts.fleet import RunningStep, WorkerState
-from shared.contracts.ids import StepId
+from shared.contracts.ids import StepId, WorkerId
 from shared.contracts.outcomes import Reason, Status
 from shared.contracts.output import Output
 from shared.contracts.steps import StepClosed, StepDispatched
@@ -188,6 +188,27 @@ def test_a_prompt_that_is_taken_away_is_no_longer_waited_for() -> None:
     world = two_of_which_one_computes()
     world.take(ended("heavy", 1, "a", Status.CANCELLED))
     assert one(StepDispatched, world.route("s", prompt=1000)).worker == "a"
+
+
+def test_a_worker_that_states_another_rate_is_counted_by_it() -> None:
+    world = two_of_which_one_computes()
+    world.join("a", slots=8, prefill_tokens_per_s=1e7)
+    assert one(StepDispatched, world.route("s", prompt=1000)).worker == "a"
+
+
+def test_a_worker_that_came_after_the_match_is_none_of_the_others_that_it_speaks_of() -> None:
+    world = World()
+    world.take(msgspec.structs.replace(matched("s", a=1), others=50))
+    world.route("s", prompt=1000)
+    assert world.state.steps["s"].cached_on(WorkerId("there before")) == 800
+    assert one(StepDispatched, world.join("new")).cached_tokens == 0
+
+
+def test_a_worker_without_slots_or_with_a_rate_of_next_to_nothing_stops_nobody() -> None:
+    world = World(queueing="worker")
+    world.join("none", slots=0, prefill_tokens_per_s=1e-300, decode_tokens_per_s=1e-300)
+    world.join("a", slots=1)
+    assert {one(StepDispatched, world.route(f"s{number}")).worker for number in range(4)} == {"a", "none"}
 
 
 def test_cached_blocks_are_not_set_aside_again() -> None:
