@@ -207,7 +207,7 @@ def _on_registered(state: State, event: WorkerRegistered, now_ns: int) -> None:
         )
         state.workers[worker.id] = worker
         state.heard[worker.id] = now_ns
-        _holds_nothing_known(state, worker.id)
+        _came_after_matches(state, worker.id)
     _enter_epoch(state, worker, event.epoch)
     worker.model, worker.capacity, worker.block_tokens = event.card.name, event.capacity, event.card.block_tokens
     worker.leaves_ns = event.leaves_ns
@@ -215,7 +215,7 @@ def _on_registered(state: State, event: WorkerRegistered, now_ns: int) -> None:
     enter(state, worker, event.state)
 
 
-def _holds_nothing_known(state: State, worker: WorkerId) -> None:
+def _came_after_matches(state: State, worker: WorkerId) -> None:
     """It came after these matches: it is none of the others that they speak of."""
     matches = [step.cached for step in state.steps.values() if step.cached]
     for cached in [*matches, *state.early_matches.values()]:
