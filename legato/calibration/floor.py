@@ -1,9 +1,9 @@
 """How well any model could do on the table: points that say the same of what ran, and measured different times.
 
-Twins are points of the same model, GPU, engine, precision, layout, lengths and clients (all that a prediction is made of); copies of the
-same measurement, to the digit, count once. A model gives twins one number. The best that it could learn from the others of a group is
-their middle (leave one out); the best in hindsight is the middle of all of them, the point itself included. What any model can reach on
-such points lies between.
+Twins are points of the same model, GPU, engine, precision, layout, lengths and clients (all that a prediction is made of), either all or
+none of them known to have run with drafts; copies of the same measurement, to the digit, count once. A model gives twins one number. The
+best that it could learn from the others of a group is their middle (leave one out); the best in hindsight is the middle of all of them, the
+point itself included. What any model can reach on such points lies between.
 """
 
 from collections import defaultdict
@@ -34,7 +34,7 @@ def floors(points: Sequence[Point], held_out: Array) -> list[Floor]:
     for row, point in enumerate(points):
         if point not in seen:
             seen.add(point)
-            twins[msgspec.structs.replace(point, first_s=0.0, token_s=0.0, speculative=False)].append(row)
+            twins[msgspec.structs.replace(point, first_s=0.0, token_s=0.0)].append(row)
     found = [_floor("all", points, twins.values(), held_out)]
     for engine in sorted({point.engine for point in points}):
         own = [rows for point, rows in twins.items() if point.engine == engine]

@@ -148,10 +148,10 @@ def test_each_kind_of_step_counts_as_much_as_each_other() -> None:
     assert sums == pytest.approx([len(kinds) / 3] * 3)
 
 
-def point(first_s: float, token_s: float, clients: int = 4, engine: str = "vllm") -> Point:
+def point(first_s: float, token_s: float, clients: int = 4, engine: str = "vllm", speculative: bool = False) -> Point:
     loop = Loop(prompt_tokens=64, output_tokens=8, clients=clients, shortest=1.0, tokens_per_step=64)
     about: dict[str, Any] = {"model": MODEL, "gpu": "h200", "engine": engine, "loop": loop, "demand": demand()}
-    return Point(**about, poll_steps=0, stream_steps=0, first_s=first_s, token_s=token_s)
+    return Point(**about, poll_steps=0, stream_steps=0, first_s=first_s, token_s=token_s, speculative=speculative)
 
 
 def test_twins_say_what_no_model_can_tell_apart() -> None:
@@ -163,6 +163,13 @@ def test_twins_say_what_no_model_can_tell_apart() -> None:
     assert everything.model_held_out == pytest.approx((0.1, 0.2))
     assert vllm.group == "engine vllm"
     assert floors([point(1.0, 0.1)], np.ones((1, 2)))[0].points == 0
+
+
+def test_points_with_drafts_are_twins_of_each_other_only() -> None:
+    points = [point(1.0, 0.1), point(2.0, 0.1), point(1.0, 0.05, speculative=True), point(1.0, 0.04, speculative=True)]
+    everything = floors(points, np.ones((4, 2)))[0]
+    assert (everything.points, everything.of) == (4, 4)
+    assert everything.others[1] == pytest.approx(0.1)  # the middle of 0, 0, 20% (0.04 for 0.05) and 25%
 
 
 def planner_in(folder: Path, constants: Any) -> Path:
