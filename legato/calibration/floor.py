@@ -1,9 +1,9 @@
 """How well any model could do on the table: points that say the same of what ran, and measured different times.
 
 Twins are points of the same model, GPU, engine, precision, layout, lengths and clients (all that a prediction is made of), either all or
-none of them known to have run with drafts; copies of the same measurement, to the digit, count once. A model gives twins one number. The
-best that it could learn from the others of a group is their middle (leave one out); the best in hindsight is the middle of all of them, the
-point itself included. What any model can reach on such points lies between.
+none of them known to have run with drafts; copies of the same measurement count once. A model gives twins one number. The best that it
+could learn from the others of a group is their middle (leave one out); the best in hindsight is the middle of all of them, the point itself
+included. What any model can reach on such points lies between.
 """
 
 from collections import defaultdict
@@ -14,6 +14,8 @@ import numpy as np
 
 from legato.calibration.loop import Array
 from legato.calibration.points import Point
+
+COPY_DIGITS = 5  # of seconds. The table has one measurement up to four times: in full, another last digit, or rounded to 0.01 ms
 
 
 class Floor(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,8 +34,10 @@ def floors(points: Sequence[Point], held_out: Array) -> list[Floor]:
     twins: defaultdict[Point, list[int]] = defaultdict(list)
     seen: set[Point] = set()
     for row, point in enumerate(points):
-        if point not in seen:
-            seen.add(point)
+        measured = {name: round(getattr(point, name), COPY_DIGITS) for name in ("first_s", "token_s")}
+        measurement = msgspec.structs.replace(point, **measured)
+        if measurement not in seen:
+            seen.add(measurement)
             twins[msgspec.structs.replace(point, first_s=0.0, token_s=0.0)].append(row)
     found = [_floor("all", points, twins.values(), held_out)]
     for engine in sorted({point.engine for point in points}):

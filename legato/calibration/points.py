@@ -4,7 +4,7 @@ The table is the `silicon_sample.csv` of NVIDIA's aiconfigurator project (Apache
 them published by InferenceX (SemiAnalysis), the rest measured by aiconfigurator's authors with AIPerf. Traps:
 - `batch_size` is per data-parallel rank in some rows and the whole concurrency in others; `silicon_data_source` names the concurrency;
 - expert parallelism is written as tp_size == moe_tp_size * moe_ep_size with moe_tp_size == moe_ep_size == GPUs;
-- files called <model>-gap-analysis.csv hold InferenceX's measurements again (120 of 123 to the digit); aiconfigurator's own are below
+- files called <model>-gap-analysis.csv hold InferenceX's measurements again (123, rounded to 0.01 ms); aiconfigurator's own are below
   a folder aic-auto-gap-analysis;
 - InferenceX draws lengths evenly from 80% to 100% of isl and osl, and its launch scripts set budgets and polling per model.
 """

@@ -165,6 +165,13 @@ def test_twins_say_what_no_model_can_tell_apart() -> None:
     assert floors([point(1.0, 0.1)], np.ones((1, 2)))[0].points == 0
 
 
+def test_a_measurement_that_is_repeated_with_fewer_digits_is_a_copy() -> None:
+    points = [point(0.16994070923828986, 0.008361429811117576), point(0.16994, 0.00836), point(0.16994070923828983, 0.008361429811117576)]
+    everything = floors(points, np.ones((3, 2)))[0]
+    assert (everything.points, everything.of) == (0, 1)
+    assert floors([*points, point(0.17, 0.00836)], np.ones((4, 2)))[0].points == 2  # measured again
+
+
 def test_points_with_drafts_are_twins_of_each_other_only() -> None:
     points = [point(1.0, 0.1), point(2.0, 0.1), point(1.0, 0.05, speculative=True), point(1.0, 0.04, speculative=True)]
     everything = floors(points, np.ones((4, 2)))[0]
