@@ -48,6 +48,8 @@ class StepErrors(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     before: tuple[float, float]  # by the level above and the GPU's data sheet
     before_without_host: tuple[float, float]  # the same without what the host adds, which kernels do not have
+    shipped: tuple[float, float]  # by the GPU's constants, which have seen these steps, with overheads of the level above
+    shipped_without_host: tuple[float, float]
     every_second: tuple[float, float]  # half of the steps, by a fit to the other half, overheads as kernels show them
 
 
@@ -56,21 +58,24 @@ def fit_steps(profile: Profile, prior: Array) -> Array:
     return np.where(SEEN, _of_kernels(profile, prior), prior)
 
 
-def step_errors(profile: Profile, prior: Array) -> list[StepErrors]:
-    """How far off steps are that the fit has not seen, by kind."""
+def step_errors(profile: Profile, prior: Array, constants: Array) -> list[StepErrors]:
+    """How far off steps are, by kind: by `prior`, the level above; by `constants`, fitted to them; by fits to half of them."""
     rows = np.arange(len(profile.kind))
     halves = profile.part(rows[::2]), profile.part(rows[1::2])
     crossed = [_ratios(half, _of_kernels(other, prior)) for half, other in (halves, halves[::-1])]
     second, second_kinds = np.concatenate(crossed), np.array(halves[0].kind + halves[1].kind)
     kinds, before = np.array(profile.kind), _ratios(profile, prior)
-    without = _ratios(profile, np.where(HOST, ALMOST_ZERO, prior))
+    after = _ratios(profile, constants)
+    before_without, after_without = (_ratios(profile, np.where(HOST, ALMOST_ZERO, each)) for each in (prior, constants))
     return [
         StepErrors(
             gpu=profile.gpu,
             kind=kind,
             steps=profile.kind.count(kind),
             before=_medians(before[kinds == kind]),
-            before_without_host=_medians(without[kinds == kind]),
+            before_without_host=_medians(before_without[kinds == kind]),
+            shipped=_medians(after[kinds == kind]),
+            shipped_without_host=_medians(after_without[kinds == kind]),
             every_second=_medians(second[second_kinds == kind]),
         )
         for kind in KINDS

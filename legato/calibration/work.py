@@ -81,8 +81,8 @@ def calibrate(data: Path, kept: Path, told: Told) -> Calibration:
     profiles, steps, complete = read_profiles(data / FOLDER), [], dict(found)
     for profile in profiles:
         prior = constants_for(found, profile.engine, profile.gpu)
-        steps += step_errors(profile, prior)
         complete[profile.engine, profile.gpu] = fit_steps(profile, prior)
+        steps += step_errors(profile, prior, complete[profile.engine, profile.gpu])
         counts[profile.engine, profile.gpu] += len(profile.kind)
     return Calibration(
         points=len(points),
@@ -190,8 +190,9 @@ def _toml(gpu: str, engines: Mapping[str, Fitted], calibration: Calibration) -> 
     source, error = f"{TABLE} (aiconfigurator, Apache-2.0)", "no measured point: the engines' constants of the other GPUs"
     if steps:
         source += f" and {FOLDER} (LLMServingSim, MIT)"
-        kinds = ", ".join(f"{each.kind} {each.every_second[0]:.1%}" for each in steps)
-        error = f"median error of vLLM's steps that the fit has not seen: {kinds}; other engines have no measured point"
+        kinds = ", ".join(f"{each.kind} {each.shipped[0]:.1%} ({each.shipped_without_host[0]:.1%})" for each in steps)
+        error = f"median error of vLLM's steps, all seen by the fit (without step_s and request_s, which kernels do not have): {kinds}"
+        error += "; other engines have no measured point"
     if own is not None:
         error = f"median error where a fit has not seen this GPU: TTFT {own.first:.1%}, TPOT {own.token:.1%} of {own.points} points"
     lines = [
@@ -222,10 +223,12 @@ def tables(calibration: Calibration) -> str:
     for f in calibration.floors:
         errors = " | ".join(f"{token:.1%}, {first:.1%}" for first, token in (f.others, f.hindsight, f.model_held_out))
         lines.append(f"| {f.group} | {f.points:,} of {f.of:,} | {errors} |")
-    lines += ["", "### Steps", "", "| GPU | steps that | steps | GPU held out | without the host | every second held out |"]
-    lines.append("|---|---|---|---|---|---|")
+    lines += ["", "### Steps", ""]
+    lines.append("| GPU | steps that | steps | GPU held out | no host | shipped (seen) | no host | every second held out |")
+    lines.append("|---|---|---|---|---|---|---|---|")
     for each in calibration.steps:
-        errors = " | ".join(f"{error:.1%} ({bias:+.1%})" for error, bias in (each.before, each.before_without_host, each.every_second))
+        found = (each.before, each.before_without_host, each.shipped, each.shipped_without_host, each.every_second)
+        errors = " | ".join(f"{error:.1%} ({bias:+.1%})" for error, bias in found)
         lines.append(f"| {each.gpu} | {each.kind} | {each.steps:,} | {errors} |")
     lines += [
         "",

@@ -131,14 +131,23 @@ def test_kernels_say_what_they_show_and_the_rest_comes_from_the_level_above() ->
 
 def test_errors_of_steps_are_of_steps_that_the_fit_has_not_seen() -> None:
     truth = Efficiency(bf16=0.9, weights=0.93, attention=0.5, kv=0.9, step_s=1e-9, request_s=1e-9)
-    by_kind = {each.kind: each for each in step_errors(measured(law_of(demand(), truth), demand()), PRIOR)}
+    profile = measured(law_of(demand(), truth), demand())
+    by_kind = {each.kind: each for each in step_errors(profile, PRIOR, fit_steps(profile, PRIOR))}
     assert set(by_kind) == {DECODE, PREFILL, MIXED}
     for errors in by_kind.values():
         assert errors.every_second[0] < 0.02 < errors.before[0]
     decode = by_kind[DECODE]
     assert decode.before_without_host[1] < decode.before[1]
-    exact = step_errors(measured(law_of(demand(), split(PRIOR)[0]), demand()), PRIOR)
-    assert all(each.before[0] < 1e-6 for each in exact)
+    exact = step_errors(measured(law_of(demand(), split(PRIOR)[0]), demand()), PRIOR, PRIOR)
+    assert all(max(each.before[0], each.shipped[0]) < 1e-6 for each in exact)
+
+
+def test_errors_of_what_is_shipped_are_those_of_its_own_constants() -> None:
+    profile = measured(law_of(demand(), split(PRIOR)[0]), demand())
+    slower = PRIOR + np.where([name in ("step_s", "request_s") for name in NAMES], 1.0, 0.0)
+    for errors in step_errors(profile, PRIOR, slower):
+        assert errors.shipped[1] > 1e-3 > errors.before[0]
+        assert errors.shipped_without_host == errors.before_without_host  # that is all in which they differ
 
 
 def test_each_kind_of_step_counts_as_much_as_each_other() -> None:
@@ -245,7 +254,10 @@ def test_a_whole_calibration_of_small_tables(tmp_path: Path) -> None:
     write(found, tmp_path / "out")
     text = (tmp_path / "out/errors.md").read_text()
     assert all(f"### {title}\n" in text for title in ("Points that contradict each other", "Steps", "Dynamo's planner", "Recorded run"))
-    assert "timing/profiles" in (tmp_path / "out/fit-rtx-4090.toml").read_text()
+    header = (tmp_path / "out/fit-rtx-4090.toml").read_text()
+    decode = next(each for each in found.steps if each.kind == DECODE)
+    assert "timing/profiles" in header
+    assert f"{DECODE} {decode.shipped[0]:.1%} ({decode.shipped_without_host[0]:.1%})" in header
     assert "timing/profiles" not in (tmp_path / "out/fit-a100.toml").read_text()
 
 
@@ -263,6 +275,6 @@ def test_shipped_constants_are_what_the_profiles_give(folder: str) -> None:
     profile = read_profile(where)
     found = fit_steps(profile, vector(fitted("a100")["vllm"]))  # the A100 has vLLM's constants of other GPUs
     assert found == pytest.approx(vector(fitted(profile.gpu)["vllm"]), abs=2e-2)
-    errors = {each.kind: each.every_second[0] for each in step_errors(profile, vector(fitted("a100")["vllm"]))}
+    errors = {each.kind: each.every_second[0] for each in step_errors(profile, vector(fitted("a100")["vllm"]), found)}
     assert errors[DECODE] < 0.03
     assert max(errors.values()) < 0.1
