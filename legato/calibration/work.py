@@ -91,7 +91,7 @@ def calibrate(data: Path, kept: Path, told: Told) -> Calibration:
         floors=floors(points, crossed["model"]),
         steps=steps,
         checks=_checks(data, complete),
-        runs=_runs(data, {"of other GPUs": found, "with its GPU's kernels": complete}),
+        runs=_runs(data, found, complete),
         constants=_shipped(complete, counts),
     )
 
@@ -142,15 +142,18 @@ def _errors(held: str, points: Sequence[Point], ratios: Array) -> Iterable[Error
         )
 
 
-def _runs(data: Path, found: Mapping[str, Constants]) -> list[RunErrors]:
-    """The recorded run, which no fit has seen, by each of some constants and its GPU's data sheet."""
+def _runs(data: Path, found: Constants, complete: Constants) -> list[RunErrors]:
+    """The recorded run, which no fit has seen, by its GPU's data sheet and constants of loops, and of its kernels, if there are any."""
     if not (data / RUN).is_dir():
         return []
     run, shape, gpu = read_vllm_run(data / RUN), models()[RUN_MODEL].shape, gpus()[RUN_GPU].gpu
     precision = PRECISIONS[models()[RUN_MODEL].precision]
     demand, blocks = demand_of(shape, gpu, Layout(), precision), kv_blocks(shape, gpu, Layout(), precision)
+    by = {"of other GPUs": found}
+    if constants_for(complete, RUN_ENGINE, RUN_GPU) is not constants_for(found, RUN_ENGINE, RUN_GPU):
+        by["with its GPU's kernels"] = complete
     runs = []
-    for whose, constants in found.items():
+    for whose, constants in by.items():
         first, token = replayed(run, law_of(demand, split(constants_for(constants, RUN_ENGINE, RUN_GPU))[0]), blocks)
         runs.append(
             RunErrors(

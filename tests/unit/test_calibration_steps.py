@@ -1,6 +1,7 @@
 """Fitting a GPU to its measured kernels; what no model can tell apart; the tables that only check."""
 
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from legato.calibration.planner import FOLDER, MODEL, PRECISION, check
 from legato.calibration.points import Loop, Point
 from legato.calibration.profiles import DECODE, MIXED, PER_LAYER, PREFILL, Profile, read_profile, read_profiles
 from legato.calibration.steps import SEEN, Steps, fit_steps, step_errors
-from legato.calibration.work import PLAIN, calibrate, write
+from legato.calibration.work import PLAIN, RUN, calibrate, write
 from shared.core.engine_law import Demand, Efficiency, Front, Layout, demand_of, law_of
 from shared.core.errors import LegatoError
 from shared.core.shipped_laws import Fitted, fitted, gpus, models, named_engine
@@ -233,16 +234,21 @@ def test_the_shipped_h200_is_near_dynamos_tables() -> None:
     assert found.token[0] < 0.12
 
 
-def test_a_whole_calibration_of_small_tables(tmp_path: Path) -> None:
+def tables_in(folder: Path) -> None:
+    """Measured loops, as aiconfigurator writes them."""
     columns = "silicon_data_source,backend,backend_version,model_path,system,precision,mode,isl,osl,gemm_quant_mode,batch_size,tp_size,"
     rows: list[tuple[Any, ...]] = []
     for number in range(12):
         model, system = ("Llama-3.1-70B", "Qwen3-32B")[number % 2], ("h100_sxm", "b200_sxm")[number // 2 % 2]
         rows.append(("x", "vllm", "1", model, system, "fp8", "agg", 64, 8, "fp8", 1 + number, 4, "", "", "", 100 + number, 10 + number))
     rows.append(("x", "trtllm", "1.2.0rc6.post3", "DeepSeek-R1", "b200_sxm", "fp8", "agg", 64, 8, "fp8", 2, 8, "", "", "", 90, 9))
-    (tmp_path / "timing").mkdir()
+    (folder / "timing").mkdir()
     header = columns + "attention_dp_size,moe_tp_size,moe_ep_size,silicon_ttft_ms,silicon_tpot_ms"
-    table(tmp_path / "timing/silicon_sample.csv", header, rows)
+    table(folder / "timing/silicon_sample.csv", header, rows)
+
+
+def test_a_whole_calibration_of_small_tables(tmp_path: Path) -> None:
+    tables_in(tmp_path)
     profile_in(tmp_path / "timing/profiles", [(64, 0, 0, 0, 7.0), (0, 0, 64, 50, 5.0), (36, 10, 28, 20, 6.0), (0, 0, 8, 50, 5.0)])
     planner_in(tmp_path / "timing/dynamo_planner/H200_TP1P_TP1D", PRIOR)
     found = calibrate(tmp_path, tmp_path / "schedules", lambda what, done, total: None)
@@ -259,6 +265,22 @@ def test_a_whole_calibration_of_small_tables(tmp_path: Path) -> None:
     assert "timing/profiles" in header
     assert f"{DECODE} {decode.shipped[0]:.1%} ({decode.shipped_without_host[0]:.1%})" in header
     assert "timing/profiles" not in (tmp_path / "out/fit-a100.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("gpu", "constants"), [("RTX4090", {"of other GPUs"}), ("RTXPRO6000", {"of other GPUs", "with its GPU's kernels"})]
+)
+def test_a_run_is_predicted_by_its_gpus_kernels_only_where_they_were_measured(gpu: str, constants: set[str], tmp_path: Path) -> None:
+    tables_in(tmp_path)
+    run = tmp_path / RUN
+    run.mkdir(parents=True)
+    (run / "meta.json").write_text('{"engine_kwargs": {"max_num_seqs": 4, "max_num_batched_tokens": 2048}}')
+    asked = {"queued_ts": 5.0, "input_toks": 100, "output_toks": 10, "first_token_ts": 5.1, "last_token_ts": 5.3}
+    (run / "requests.jsonl").write_text(json.dumps(asked))
+    profile_in(tmp_path / "timing/profiles", [(64, 0, 0, 0, 7.0), (0, 0, 64, 50, 5.0), (36, 10, 28, 20, 6.0)], gpu)
+    found = calibrate(tmp_path, tmp_path / "schedules", lambda what, done, total: None)
+    assert {each.constants for each in found.runs} == constants
+    assert len({each.predicted_token_s for each in found.runs}) == len(constants)
 
 
 @pytest.mark.parametrize("gpu", ["rtx-4090", "rtx-pro-6000"])
