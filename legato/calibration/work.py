@@ -97,20 +97,35 @@ def calibrate(data: Path, kept: Path, told: Told) -> Calibration:
 
 
 def schedules_of(loops: Iterable[Loop], kept: Path, told: Told) -> dict[Loop, Array]:
-    """The schedule of each loop, from `kept` where it was computed before."""
-    kept.mkdir(parents=True, exist_ok=True)
+    """The schedule of each loop, from `kept` where it was computed before. Raises LegatoError."""
+    _make(kept)
     ordered = sorted(loops, key=lambda loop: loop.clients * loop.output_tokens)
     found: dict[Loop, Array] = {}
     for done, loop in enumerate(ordered):
         told("schedules", done, len(ordered))
         path = kept / f"{hashlib.sha256(msgspec.json.encode(loop)).hexdigest()[:24]}.npy"
         if not path.exists():
-            unfinished = path.with_suffix(".part.npy")
-            np.save(unfinished, schedule(loop))
-            unfinished.replace(path)
+            _save(path, schedule(loop))
         found[loop] = np.load(path)
     told("schedules", len(ordered), len(ordered))
     return found
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LegatoError(f"cannot make the folder {folder}: {error.strerror}; --out names one that can be written") from error
+
+
+def _save(path: Path, table: Array) -> None:
+    """In one step: a schedule that is there is whole."""
+    unfinished = path.with_suffix(".part.npy")
+    try:
+        np.save(unfinished, table)
+        unfinished.replace(path)
+    except OSError as error:
+        raise LegatoError(f"cannot write {path}: {error.strerror or error}") from error  # numpy says a full disk in words of its own
 
 
 def held_out(points: Sequence[Point], schedules: Mapping[Loop, Array], by: str, told: Told) -> Array:
@@ -180,11 +195,14 @@ def _shipped(found: Constants, counts: Mapping[tuple[str, str], int]) -> dict[st
 
 
 def write(calibration: Calibration, folder: Path) -> None:
-    """`fit-<gpu>.toml` for each GPU, and `errors.md`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for gpu, engines in calibration.constants.items():
-        (folder / f"fit-{gpu}.toml").write_text(_toml(gpu, engines, calibration))
-    (folder / "errors.md").write_text(tables(calibration))
+    """`fit-<gpu>.toml` for each GPU, and `errors.md`. Raises LegatoError."""
+    _make(folder)
+    texts = {f"fit-{gpu}.toml": _toml(gpu, engines, calibration) for gpu, engines in calibration.constants.items()}
+    for name, text in {**texts, "errors.md": tables(calibration)}.items():
+        try:
+            (folder / name).write_text(text)
+        except OSError as error:
+            raise LegatoError(f"cannot write {folder / name}: {error.strerror}") from error
 
 
 def _toml(gpu: str, engines: Mapping[str, Fitted], calibration: Calibration) -> str:

@@ -2,12 +2,14 @@
 
 import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from legato.calibration.fit import NAMES, split
 from legato.calibration.floor import floors
@@ -16,6 +18,7 @@ from legato.calibration.points import Loop, Point
 from legato.calibration.profiles import DECODE, MIXED, PER_LAYER, PREFILL, Profile, read_profile, read_profiles
 from legato.calibration.steps import SEEN, Steps, fit_steps, step_errors
 from legato.calibration.work import PLAIN, RUN, calibrate, write
+from legato.cli import build
 from shared.core.engine_law import Demand, Efficiency, Front, Layout, demand_of, law_of
 from shared.core.errors import LegatoError
 from shared.core.shipped_laws import Fitted, fitted, gpus, models, named_engine
@@ -265,6 +268,27 @@ def test_a_whole_calibration_of_small_tables(tmp_path: Path) -> None:
     assert "timing/profiles" in header
     assert f"{DECODE} {decode.shipped[0]:.1%} ({decode.shipped_without_host[0]:.1%})" in header
     assert "timing/profiles" not in (tmp_path / "out/fit-a100.toml").read_text()
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_anything_is_fitted(tmp_path: Path) -> None:
+    tables_in(tmp_path)
+    (tmp_path / "file").write_text("")
+    words = ["calibrate", "--data", str(tmp_path), "--out", str(tmp_path / "file/below")]
+    result = CliRunner().invoke(build(words), words)
+    assert isinstance(result.exception, LegatoError)
+    assert re.search(r"cannot make the folder .*/file/below/schedules: Not a directory; --out names", str(result.exception))
+
+
+def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
+    tables_in(tmp_path)
+    found = calibrate(tmp_path, tmp_path / "schedules", lambda what, done, total: None)
+    (tmp_path / "out/errors.md").mkdir(parents=True)
+    with pytest.raises(LegatoError, match=r"cannot write .*/out/errors\.md: Is a directory"):
+        write(found, tmp_path / "out")
+    for path in (tmp_path / "schedules").iterdir():
+        (tmp_path / "full" / path.with_suffix(".part.npy").name).mkdir(parents=True)
+    with pytest.raises(LegatoError, match=r"cannot write .*/full/\w+\.npy: Is a directory"):
+        calibrate(tmp_path, tmp_path / "full", lambda what, done, total: None)
 
 
 @pytest.mark.parametrize(
