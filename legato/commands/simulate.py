@@ -3,12 +3,12 @@
 import os
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import typer
@@ -27,8 +27,8 @@ from legato.simulate.page import page
 from legato.simulate.registered import registered
 from legato.simulate.runs import Told, run_all
 from legato.simulate.scenario import Scenario
-from legato.simulate.shown import about, print_comparison
-from legato.simulate.variants import scenarios
+from legato.simulate.shown import common, policy_lines, print_comparison
+from legato.simulate.variants import scenarios, set_by
 from shared.core.errors import LegatoError
 
 SEEDS_MAX = 1_000
@@ -99,7 +99,7 @@ def simulate(  # noqa: PLR0913  # options
     _check_place("--markdown", markdown)
     with TemporaryDirectory(prefix="legato-") as place:
         document = _document(scenario, set_ or [], _Log(from_log, nats, Path(place)))
-        variants = scenarios(document, policy or [])
+        variants, settings = scenarios(document, policy or []), set_by(document, policy or [])
         first = next(iter(variants.values()))
         with _progress(first, len(variants) * seeds) as told:
             reports = run_all(variants, seeds, data, jobs or os.cpu_count() or 1, told)
@@ -108,12 +108,13 @@ def simulate(  # noqa: PLR0913  # options
         runs = [msgspec.convert(each, Run, from_attributes=True) for each in reports]
         print_json(Answer(scenario=first.name, question=first.question, comparison=comparison, runs=runs))
     else:
-        _print_about(first, comparison)
+        _print_about(variants, settings, comparison)
         print_comparison(comparison)
     if html is not None:
-        _write(html, page(variants, comparison, reports))
+        _write(html, page(variants, settings, comparison, reports))
     if markdown is not None:
-        _write(markdown, markdown_of(first, comparison, _command(scenario, policy or [], set_ or [], seeds, from_log), date.today()))
+        command = _command(scenario, policy or [], set_ or [], seeds, from_log)
+        _write(markdown, markdown_of(variants, settings, comparison, command, date.today()))
     _end_by(reports)
 
 
@@ -203,10 +204,14 @@ def _print_shipped(json: bool) -> None:
     out.print(rows)
 
 
-def _print_about(scenario: Scenario, comparison: Comparison) -> None:
+def _print_about(scenarios: Mapping[str, Scenario], settings: Mapping[str, Mapping[str, Any]], comparison: Comparison) -> None:
+    scenario = next(iter(scenarios.values()))
     out.print(scenario.name + (f": {scenario.question}" if scenario.question else ""), style="bold", markup=False)
     seeds = f"{len(comparison.seeds)} seed{'s' if len(comparison.seeds) > 1 else ''}"
-    out.print(f"{about(scenario)}; {seeds}\n", markup=False)
+    out.print("; ".join(filter(None, (common(scenarios), seeds))), markup=False)
+    for policy, line in policy_lines(scenarios, settings).items():
+        out.print(f"{policy}: {line}", markup=False, soft_wrap=True)
+    out.print()
 
 
 @contextmanager

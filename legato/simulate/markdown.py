@@ -1,22 +1,29 @@
 """A comparison as a table of Markdown, to be kept beside what it is about."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
+from typing import Any
 
 from legato.simulate.comparison import Comparison, Row
 from legato.simulate.scenario import Scenario
-from legato.simulate.shown import about, change, headlines, number
+from legato.simulate.shown import change, common, headlines, number, policy_lines
 
 
-def markdown(scenario: Scenario, comparison: Comparison, command: str, day: date) -> str:
-    """The headline figures of all policies. `command`: what made it."""
+def markdown(
+    scenarios: Mapping[str, Scenario], settings: Mapping[str, Mapping[str, Any]], comparison: Comparison, command: str, day: date
+) -> str:
+    """The headline figures of all policies. `scenarios`, `settings`: by policy, as they were played, and what it sets. `command`: what
+    made it."""
+    scenario = next(iter(scenarios.values()))
     base, *others = comparison.policies
     seeds = f"seeds {comparison.seeds[0]} to {comparison.seeds[-1]}" if len(comparison.seeds) > 1 else f"seed {comparison.seeds[0]}"
     lines = [f"# {scenario.name}: {scenario.question}" if scenario.question else f"# {scenario.name}", ""]
-    lines += [f"`{command}`, {day:%d %B %Y}, {seeds}.", f"{about(scenario)}."]
+    lines += [f"`{command}`, {day:%d %B %Y}, {seeds}.", *(f"{told}." for told in [common(scenarios)] if told)]
     if others:
         said = f"Behind a figure stands its difference to `{base}`, pair by pair, where the 95% interval leaves 0 out"
         lines.append(f"{said}. The best of a row are **bold**.")
+    own = policy_lines(scenarios, settings)
+    lines += ["", *(f"- `{policy}`: {told}" for policy, told in own.items())] if own else []
     lines += ["", *_table(comparison.policies, headlines(comparison))]
     return "\n".join(lines) + "\n"
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jinja2
 import msgspec
@@ -14,7 +14,7 @@ from legato.simulate.comparison import Comparison, Place, estimate
 from legato.simulate.defined import BY_NAME, FIGURES, PERCENTILES
 from legato.simulate.figures import Figures, Report
 from legato.simulate.scenario import Scenario
-from legato.simulate.shown import change, group_name, interval, number, place_line
+from legato.simulate.shown import about, change, common, group_name, interval, number, place_line, policy_sets
 from legato.simulate.summing import QUANTILES, mean
 
 TIMES = {
@@ -45,15 +45,19 @@ class Group(NamedTuple):
     rows: list[tuple[str, list[tuple[str, list[str]]]]]
 
 
-def page(scenarios: Mapping[str, Scenario], comparison: Comparison, reports: Sequence[Report]) -> str:
-    """The whole file. `scenarios`: by policy, as they were played."""
+def page(
+    scenarios: Mapping[str, Scenario], settings: Mapping[str, Mapping[str, Any]], comparison: Comparison, reports: Sequence[Report]
+) -> str:
+    """The whole file. `scenarios`, `settings`: by policy, as they were played, and what it sets."""
     by_policy = {policy: [each for each in reports if each.policy == policy] for policy in comparison.policies}
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     template = environment.from_string(files("legato.simulate").joinpath("page.html.jinja").read_text())
     return template.render(
         scenario=next(iter(scenarios.values())),
         policies=comparison.policies,
-        settings={policy: _settings(policy, each) for policy, each in scenarios.items()},
+        settings={policy: policy_sets(own) or "as the scenario says for all" for policy, own in settings.items()},
+        common=common(scenarios),
+        fleets={policy: about(each) for policy, each in scenarios.items()},
         seeds=comparison.seeds,
         rows=[row for row in comparison.rows if any(row.policies.values())],
         figures=BY_NAME,
@@ -71,11 +75,6 @@ def page(scenarios: Mapping[str, Scenario], comparison: Comparison, reports: Seq
         change=change,
         interval=interval,
     )
-
-
-def _settings(policy: str, scenario: Scenario) -> str:
-    settings = scenario.policies.get(policy, {})
-    return ", ".join(f"{key} = {value}" for key, value in settings.items()) or "the services' defaults, and what the scenario says for all"
 
 
 def _lines(places: Sequence[Place]) -> dict[str, list[str]]:

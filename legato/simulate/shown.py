@@ -1,6 +1,9 @@
 """Figures as people read them: numbers with their units, and what the terminal shows of a comparison."""
 
+import json
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from rich.text import Text
 
@@ -83,8 +86,33 @@ def headlines(comparison: Comparison) -> list[Row]:
 
 def about(scenario: Scenario) -> str:
     """The fleet, the load and how long it is played."""
-    pools = ", ".join(f"{pool.count} x {pool.law}" for pool in scenario.pools.values())
+    pools = ", ".join(f"{pool.count} x {pool.law} ({name})" for name, pool in scenario.pools.items())
     return f"{pools}; {', '.join(load.kind for load in scenario.workload)}; {scenario.seconds:,.0f} s"
+
+
+def common(scenarios: Mapping[str, Scenario]) -> str:
+    """What there is to say about all policies' scenarios; empty where some policy has another fleet, load or time."""
+    told = {about(scenario) for scenario in scenarios.values()}
+    return told.pop() if len(told) == 1 else ""
+
+
+def policy_lines(scenarios: Mapping[str, Scenario], settings: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """What each policy sets, and its fleet where not all have the same; without those of which there is nothing to say but their name."""
+    alike = bool(common(scenarios))
+    lines = {}
+    for policy, scenario in scenarios.items():
+        own = policy_sets(settings[policy])
+        said = [own] if own.replace(" ", "") != policy.replace(" ", "") else []  # else it is said in place: its name is what it sets
+        line = "; ".join([*filter(None, said), *([] if alike else [about(scenario)])])
+        if line:
+            lines[policy] = line
+    return lines
+
+
+def policy_sets(settings: Mapping[str, Any]) -> str:
+    """Keys and values in one line; empty for a policy that sets nothing."""
+    plain = {key: isinstance(value, str) and value.isprintable() for key, value in settings.items()}
+    return ", ".join(f"{key} = {value if plain[key] else json.dumps(value, default=str)}" for key, value in settings.items())
 
 
 def _shown(row: Row) -> bool:

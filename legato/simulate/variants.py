@@ -24,11 +24,16 @@ _NEXT = re.compile(r",(?=\s*[a-z_]+(?:\.[A-Za-z0-9_-]+)+\s*=)")  # between the s
 def scenarios(document: Document, wanted: Sequence[str] = ()) -> dict[str, Scenario]:
     """A checked scenario for each policy, with that one alone in `policies`; of the policies that are `wanted`, in that order, else of all.
     A wanted one may be said in place: `scheduler.placement=round_robin`, several settings with commas. Raises ConfigError."""
+    return {name: _variant(document, name, settings) for name, settings in set_by(document, wanted).items()}
+
+
+def set_by(document: Document, wanted: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
+    """What each of these policies sets, by whole keys: settings of services, and whatever else of the scenario. Raises ConfigError."""
     policies = document.values.get("policies", {})
     if not isinstance(policies, dict):
         raise ConfigError(f"{document.origin}: policies should be tables, [policies.NAME]")
     names = list(dict.fromkeys(wanted)) or list(policies) or [DEFAULT]
-    return {name: _variant(document, name, _settings(document, policies, name)) for name in names}
+    return {name: _settings(document, policies, name) for name in names}
 
 
 def _settings(document: Document, policies: Mapping[str, Any], name: str) -> dict[str, Any]:

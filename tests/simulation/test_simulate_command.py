@@ -91,6 +91,21 @@ def test_the_terminal_shows_figures_differences_and_that_one_seed_is_little(smal
     assert "--seeds 10" in result.stderr
 
 
+def test_each_place_says_what_a_policy_sets_also_where_that_is_another_fleet(small: str, tmp_path: Path) -> None:
+    Path(small).write_text(SMALL + "[policies.larger]\npools.h100.count = 3\n")
+    page, kept = tmp_path / "report.html", tmp_path / "report.md"
+    result = called(small, "--jobs", "1", "--set", "seconds=4", "--html", str(page), "--markdown", str(kept))
+    assert result.exit_code == 0, result.output
+    for text in (result.stdout, page.read_text(), kept.read_text()):
+        for said in (
+            "scheduler.placement = round_robin",
+            "pools.h100.count = 3",
+            "2 x llama-3.1-8b@h100:vllm",
+            "3 x llama-3.1-8b@h100:vllm",
+        ):
+            assert said in text
+
+
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_what_cannot_be_played_is_said_with_its_reason(small: str, tmp_path: Path, jobs: str) -> None:
     trace = ("--set", "workload.0.kind=mooncake", "--set", "workload.0.with={}")

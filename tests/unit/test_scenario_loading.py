@@ -9,7 +9,7 @@ import pytest
 
 from legato.simulate.loading import changed, read, shipped
 from legato.simulate.scenario import Pool, Scenario
-from legato.simulate.variants import scenarios
+from legato.simulate.variants import scenarios, set_by
 from shared.runtime.config import ConfigError
 
 PLAIN = """
@@ -84,6 +84,17 @@ def test_a_policy_may_change_the_fleet(load: Load) -> None:
     assert found["large"].pools["h100"].count == 8
     assert found["large"].policies == {"large": {}}
     assert found["default"].pools["h100"].count == 2
+
+
+def test_all_that_a_policy_sets_is_known_by_whole_keys(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(PLAIN + "\n[policies.large]\npools.h100 = {count = 8, autoscaler = {}}\nscheduler.queue_max = 9\nseconds = 30\n")
+    found = set_by(read(str(path)), ("large", "default", "workload.0.with.rate_per_s=4,faults.restart_s=1"))
+    assert found == {
+        "large": {"pools.h100.count": 8, "pools.h100.autoscaler": {}, "scheduler.queue_max": 9, "seconds": 30},
+        "default": {},
+        "workload.0.with.rate_per_s=4,faults.restart_s=1": {"workload.0.with.rate_per_s": 4, "faults.restart_s": 1},
+    }
 
 
 def test_the_command_line_changes_what_the_file_says(load: Load) -> None:

@@ -1,19 +1,28 @@
 """The table that is kept in documents: the best are bold, and only sure differences are told."""
 
 from datetime import date
+from typing import Any
+
+from msgspec import structs
 
 from legato.simulate.comparison import compare
 from legato.simulate.markdown import markdown
-from tests.thought_runs import thought_report, thought_scenario
+from tests.thought_runs import POOL, thought_report, thought_scenario
 
 DAY = date(2026, 11, 30)
 
 
-def made(*policies: str, seeds: int = 3, question: str = "") -> str:
+def made(*policies: str, seeds: int = 3, question: str = "", sets: dict[str, dict[str, Any]] | None = None) -> str:
+    """`sets`: what a policy sets, as far as `pools.h100.count` also what it is played with."""
     reports = [
         thought_report(policy, seed, 1.0 + index + seed / 10) for seed in range(1, seeds + 1) for index, policy in enumerate(policies)
     ]
-    return markdown(thought_scenario(question=question), compare(reports), "legato simulate it.toml --seeds 3", DAY)
+    settings = {policy: (sets or {}).get(policy, {}) for policy in policies}
+    counts = {policy: own.get("pools.h100.count", 2) for policy, own in settings.items()}
+    played = {
+        policy: thought_scenario(question=question, pools={"h100": structs.replace(POOL, count=counts[policy])}) for policy in policies
+    }
+    return markdown(played, settings, compare(reports), "legato simulate it.toml --seeds 3", DAY)
 
 
 def row(text: str, figure: str) -> list[str]:
@@ -26,6 +35,27 @@ def test_it_says_what_made_it_when_and_from_which_seeds() -> None:
     assert text.startswith("# ")
     assert "`legato simulate it.toml --seeds 3`, 30 November 2026, seeds 1 to 3." in text
     assert "Which?" in text
+
+
+def test_what_a_policy_sets_has_a_line() -> None:
+    text = made(
+        "near",
+        "far",
+        "scheduler.order=edf",
+        sets={"far": {"scheduler.order": "fcfs", "pools.h100.model": "a\n- b"}, "scheduler.order=edf": {"scheduler.order": "edf"}},
+    )
+    assert "\n2 x llama-3.1-8b@h100:vllm (h100); chat; 60 s.\n" in text
+    assert [line for line in text.splitlines() if line.startswith("- ")] == [
+        '- `far`: scheduler.order = fcfs, pools.h100.model = "a\\n- b"'
+    ], "names that say it are enough"
+
+
+def test_where_fleets_differ_each_policy_has_its_own() -> None:
+    text = made("near", "far", sets={"far": {"pools.h100.count": 4}})
+    assert [line for line in text.splitlines() if "x llama-3.1" in line] == [
+        "- `near`: 2 x llama-3.1-8b@h100:vllm (h100); chat; 60 s",
+        "- `far`: pools.h100.count = 4; 4 x llama-3.1-8b@h100:vllm (h100); chat; 60 s",
+    ]
 
 
 def test_the_best_is_bold_and_a_sure_difference_is_told() -> None:

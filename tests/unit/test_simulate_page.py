@@ -2,24 +2,29 @@
 
 import re
 from html.parser import HTMLParser
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from msgspec import structs
 
 from legato.simulate.chart import Axis, Line, Range, line_chart, range_chart
 from legato.simulate.comparison import compare
 from legato.simulate.page import page
-from tests.thought_runs import thought_report, thought_scenario
+from tests.thought_runs import POOL, thought_report, thought_scenario
 
 VOID = {"br", "meta"}
 EVIL = '<script>alert("x")</script>&'
 
 
-def made(*policies: str, seeds: int = 2) -> str:
+def made(*policies: str, seeds: int = 2, fleets: dict[str, int] | None = None, sets: dict[str, dict[str, Any]] | None = None) -> str:
+    """`fleets`: how many workers a policy has, where not two; `sets`: what it sets."""
     reports = [
         thought_report(policy, seed, 1.0 + index + seed / 10) for seed in range(1, seeds + 1) for index, policy in enumerate(policies)
     ]
-    return page({policy: thought_scenario(question=EVIL) for policy in policies}, compare(reports), reports)
+    pools = {policy: {"h100": structs.replace(POOL, count=(fleets or {}).get(policy, 2))} for policy in policies}
+    played = {policy: thought_scenario(question=EVIL, pools=pools[policy]) for policy in policies}
+    return page(played, {policy: (sets or {}).get(policy, {}) for policy in policies}, compare(reports), reports)
 
 
 class Nesting(HTMLParser):
@@ -80,6 +85,20 @@ def test_a_page_says_what_is_sure_and_what_one_seed_is_worth() -> None:
     alone = made("near", "far", seeds=1)
     assert "One seed says nothing about chance" in alone
     assert ">-</small>" not in alone, "where there is no interval there is no line for it"
+
+
+def test_a_page_says_what_each_policy_sets_and_its_fleet_where_they_differ() -> None:
+    of_service = {"far": {"scheduler.order": "edf", "scheduler.preempt_gap": 0}}
+    text = made("near", "far", sets=of_service)
+    assert "scheduler.order = edf, scheduler.preempt_gap = 0<" in text
+    assert text.count("2 x llama-3.1-8b@h100:vllm (h100); chat; 60 s") == 1, "what all have is said once"
+    assert "as the scenario says for all" in text
+    other = made("near", "far", fleets={"near": 1, "far": 4}, sets={"near": {"pools.h100.count": 1}, "far": {"pools.h100.count": 4}})
+    for count in (1, 4):
+        assert f"pools.h100.count = {count}<" in other
+        assert other.count(f"{count} x llama-3.1-8b@h100:vllm (h100)") == 1
+    assert "as the scenario says for all" not in other
+    assert "The scenario, with policy near" in other
 
 
 def test_a_line_goes_where_its_numbers_are() -> None:
