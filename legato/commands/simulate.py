@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -128,16 +129,27 @@ class _Log(NamedTuple):
     def file(self) -> Path:
         """The recorded load; that of the running fleet is recorded now."""
         if self.source != FLEET:
-            if not Path(self.source).is_file():
-                raise LegatoError(
-                    f"--from-log {self.source}: there is no such file; `legato record {self.source}` writes one, `fleet` needs none"
-                )
-            return Path(self.source)
+            return _recorded(Path(self.source))
         found, file = finish(record.read(0, time.time_ns(), self.nats, _fleets_data())), self.place / "fleet.jsonl"
         record.write(file, found.rows)
         for line in (record.told(found.rows), *found.notes):
             say(line)
         return file
+
+
+def _recorded(file: Path) -> Path:
+    """The file that `--from-log` names. It is read for each run, which only a regular file can be. Raises LegatoError."""
+    try:
+        mode = file.stat().st_mode
+    except FileNotFoundError as error:
+        said = f"there is no such file; `legato record {file}` writes one, `fleet` needs none"
+        raise LegatoError(f"--from-log {file}: {said}") from error
+    except OSError as error:
+        raise LegatoError(f"--from-log {file}: cannot read it: {error.strerror}") from error
+    if not stat.S_ISREG(mode):
+        kind = "it is a directory" if stat.S_ISDIR(mode) else "it is a device or a pipe"
+        raise LegatoError(f"--from-log {file}: {kind}; name a file that `legato record` wrote, or `fleet`")
+    return file
 
 
 def _document(scenario: str, changes: list[str], log: _Log) -> Document:
@@ -160,10 +172,14 @@ def _fleets_data() -> Path:
 
 def _check_place(option: str, file: Path | None) -> None:
     """Before minutes of work: raises LegatoError where the file cannot be written."""
-    if file is not None and not file.absolute().parent.is_dir():
-        raise LegatoError(f"{option} {file}: there is no directory {file.absolute().parent}")
-    if file is not None and file.is_dir():
-        raise LegatoError(f"{option} {file}: it is a directory; name a file, such as report{'.md' if option == '--markdown' else '.html'}")
+    try:
+        if file is not None and not file.absolute().parent.is_dir():
+            raise LegatoError(f"{option} {file}: there is no directory {file.absolute().parent}")
+        if file is not None and file.is_dir():
+            example = f"report{'.md' if option == '--markdown' else '.html'}"
+            raise LegatoError(f"{option} {file}: it is a directory; name a file, such as {example}")
+    except OSError as error:
+        raise LegatoError(f"{option} {file}: cannot write it: {error.strerror}") from error
 
 
 def _command(scenario: str, policies: list[str], changes: list[str], seeds: int, from_log: str) -> str:

@@ -45,15 +45,16 @@ def shipped() -> list[Shipped]:
 def read(source: str) -> Document:
     """A file, or a scenario of the package by its name. Raises ConfigError."""
     path = Path(source)
-    if not path.exists() and source in _names():
-        text = files("legato.simulate.scenarios").joinpath(f"{source}.toml").read_text()
-        return _document(text, source)
-    if not path.exists() and path.suffix != ".toml":
-        near = difflib.get_close_matches(source, _names(), n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(_names())}"
-        raise ConfigError(f"there is no file {source}, and no scenario of that name is shipped; {hint}")
     try:
         text = path.read_text()
+    except FileNotFoundError as error:
+        if source in _names():
+            return _document(files("legato.simulate.scenarios").joinpath(f"{source}.toml").read_text(), source)
+        if path.suffix == ".toml":
+            raise ConfigError(f"cannot read {source}: {error.strerror}") from error
+        near = difflib.get_close_matches(source, _names(), n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(_names())}"
+        raise ConfigError(f"there is no file {source}, and no scenario of that name is shipped; {hint}") from error
     except (OSError, ValueError) as error:  # the second: it is no UTF-8, or no path can be like that
         raise ConfigError(f"cannot read {source}: {getattr(error, 'strerror', None) or 'it is no text in UTF-8'}") from error
     return _document(text, source)

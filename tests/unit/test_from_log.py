@@ -24,6 +24,7 @@ from shared.runtime.lifecycle import Options
 from shared.sim.workloads.recorded import Row
 
 runner = CliRunner()
+LONG = "x" * 5_000
 FLEET = {"name": "mine", "seconds": 900, "warm_up_s": 90, "pools": {"h100": {"law": "8b-h100", "count": 2}}, "workload": [{"kind": "chat"}]}
 
 
@@ -133,6 +134,15 @@ def test_a_worker_with_the_simulated_engine_says_which_law_times_it() -> None:
         (("record", "{tmp}/day", "--since", "yesterday"), "--since takes a number"),
         (("record", "{tmp}/day", "--since", "1h", "--until", "2h"), "--since 1h is not before --until 2h"),
         (("simulate", "shared-prefixes", "--from-log", "{tmp}/none"), "none: there is no such file; `legato record"),
+        (("simulate", "shared-prefixes", "--from-log", "{tmp}"), "it is a directory; name a file that `legato record` wrote, or `fleet`"),
+        (("simulate", "shared-prefixes", "--from-log", "/dev/null"), "null: it is a device or a pipe; name a file that `legato record`"),
+        (("simulate", "shared-prefixes", "--from-log", LONG), "cannot read it: File name too long"),
+        (("simulate", "shared-prefixes", "--from-log", __file__), r"test_from_log\.py, line 1: .*; got"),
+        (("simulate", LONG), "cannot read x+: File name too long"),
+        (("simulate", "shared-prefixes", "--html", LONG), "--html x+: cannot write it: File name too long"),
+        (("simulate", "shared-prefixes", "--markdown", "{tmp}/" + LONG + "/it.md"), "cannot write it: File name too long"),
+        (("simulate", "shared-prefixes", "--html", "{tmp}"), r"it is a directory; name a file, such as report\.html"),
+        (("simulate", "mooncake-hour", "--jobs", "1", "--data", LONG), "is not there: get it from"),
     ],
 )
 def test_each_door_says_what_is_wrong(words: tuple[str, ...], said: str, tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ scheduler.match_wait_ms = 0
 "scheduler.preempt_gap" = 0
 """
 
+LONG = "x" * 5_000
+
 Load = Callable[..., dict[str, Scenario]]
 
 
@@ -188,6 +190,9 @@ def test_a_scenario_that_there_is_not_names_the_nearest(tmp_path: Path) -> None:
         read("nowhere.toml")
     with pytest.raises(ConfigError, match="cannot read"):
         read(str(tmp_path))
+    for nowhere, why in ((LONG, "File name too long"), (f"{LONG}.toml", "File name too long"), (f"{__file__}/mine", "Not a directory")):
+        with pytest.raises(ConfigError, match=f"cannot read .*: {why}"):
+            read(nowhere)
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="no text in UTF-8"):
         read(str(tmp_path / "bytes.toml"))

@@ -26,7 +26,11 @@ class Trace(Clients, frozen=True, kw_only=True, forbid_unknown_fields=True):
 def found(data: Path, path: str, origin: str, folder: bool = False) -> Path:
     """Where that file or folder is. Raises LegatoError if it is not there, with the `origin` that it can be had from."""
     whole = data / path
-    if not (whole.is_dir() if folder else whole.is_file()):
+    try:
+        there = whole.is_dir() if folder else whole.is_file()
+    except OSError:  # no name can be like that
+        there = False
+    if not there:
         where = "say with --data which folder it is in, or with `path` where it is"
         raise LegatoError(f"{whole} is not there: get it from {origin}, and {where}; generators need no files")
     return whole
