@@ -62,14 +62,23 @@ def read(source: str) -> Document:
 
 def changed(document: Document, overrides: Sequence[str]) -> Document:
     """With `key=value` of the command line set: a key of the file by dots (`pools.h100.count`, `workload.0.with.rate`), or a setting of
-    a service for all policies (`scheduler.queue_max`). Raises ConfigError."""
+    a service for all policies (`scheduler.queue_max`). Only a document without pools gets new ones so. Raises ConfigError."""
     values = copy.deepcopy(document.values)
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"--set {override}: should be key=value")
+        if document.values.get("pools"):
+            check_pool(values.get("pools"), key.strip(), f"--set {override}")
         set_key(values, key.strip(), value_of(text), f"--set {override}")
     return Document(origin=document.origin, values=values)
+
+
+def check_pool(pools: Any, key: str, origin: str) -> None:
+    """Raises ConfigError for a key of a pool that is not among `pools`: on the command line that is a slip, and would add one."""
+    first, *names = key.removeprefix("autoscaler.").split(".")
+    if first == "pools" and names and isinstance(pools, dict) and names[0] not in pools:
+        refuse(origin, f"pool {names[0]}", names[0], pools)
 
 
 def set_key(values: dict[str, Any], key: str, value: Any, origin: str) -> None:

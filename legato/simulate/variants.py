@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from legato.machines import DECIDERS
-from legato.simulate.loading import DEFAULT, Document, flat, refuse, set_key, value_of
+from legato.simulate.loading import DEFAULT, Document, check_pool, flat, refuse, set_key, value_of
 from legato.simulate.scenario import Pool, Scenario
 from legato.simulate.settings import configs
 from shared.contracts.ids import is_subject_token
@@ -46,7 +46,10 @@ def _settings(document: Document, policies: Mapping[str, Any], name: str) -> dic
         return {}
     if "=" in name:
         pairs = [text.partition("=") for text in _NEXT.split(name)]
-        return {key.strip(): value_of(text) for key, _, text in pairs}
+        settings = {key.strip(): value_of(text) for key, _, text in pairs}
+        for key in settings:
+            check_pool(document.values.get("pools"), key, f"--policy {name}")
+        return settings
     refuse(f"--policy {name}", f"policy {name}", name, list(dict.fromkeys([*policies, DEFAULT])))
 
 

@@ -62,6 +62,8 @@ def test_steps_ask_for_the_one_model_there_is_or_for_what_was_recorded(log: Path
 def test_a_pool_without_a_law_asks_for_one(log: Path) -> None:
     with pytest.raises(LegatoError, match=r"the law of pool h100 is not known.*--set pools\.h100\.law="):
         scenario(log, pools={"h100": {"count": 2}})
+    with pytest.raises(LegatoError, match=r"--set pools\.other\.count=4: unknown pool other; there are: h100"):
+        scenario(log, "pools.other.count=4", pools={"h100": {"count": 2}})
     assert scenario(log, "pools.h100.law=8b-a100", pools={"h100": {"count": 2}}).pools["h100"].law == "8b-a100"
 
 

@@ -161,7 +161,10 @@ def test_a_file_that_cannot_be_says_what_would_be_right(load: Load, old: str, ne
         ("seconds=many", "seconds: expected float"),
         ("seconds.x=3", "seconds is no table"),
         ("pools.h100.cuont=3", "unknown key cuont; did you mean count?"),
-        ("pools.a100.count=3", "pools.a100: missing key law"),
+        ("pools.a100.count=3", "--set pools.a100.count=3: unknown pool a100; did you mean h100?"),
+        ("pools.a100.law=8b-h100", "--set pools.a100.law=8b-h100: unknown pool a100; did you mean h100?"),
+        ('pools.other={law = "8b-h100"}', "unknown pool other; there are: h100"),
+        ("autoscaler.pools.h10.max=3", "unknown pool h10; did you mean h100?"),
         ("workload.with.rate_per_s=3", "workload is a list; write workload.0 for its first one"),
         ("workload.7.kind=chat", "there is no 7; the list has 1, from 0"),
         ("scheduler.que_max=3", "unknown key que_max; did you mean queue_max?"),
@@ -171,12 +174,22 @@ def test_a_change_that_cannot_be_says_what_would_be_right(load: Load, override: 
     assert message in said(load, PLAIN, override)
 
 
+def test_the_command_line_gives_pools_to_a_file_that_has_none_or_in_the_place_of_all(load: Load) -> None:
+    text = "[[workload]]" + PLAIN.partition("[[workload]]")[2]
+    found = load(text, "pools.a.law=8b-h100", "pools.b.law=8b-a100", "pools.b.count=3")["default"]
+    assert {name: pool.count for name, pool in found.pools.items()} == {"a": 1, "b": 3}
+    assert list(load(PLAIN, 'pools={a = {law = "8b-h100"}}', "pools.a.count=2")["default"].pools) == ["a"]
+
+
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
         ("hsty", "--policy hsty: unknown policy hsty; did you mean hasty?"),
         ("scheduler.que_max=3", "unknown key que_max; did you mean queue_max?"),
         ("shceduler.queue_max=3", "unknown key shceduler; did you mean scheduler?"),
+        ("pools.h10.count=3", "--policy pools.h10.count=3: unknown pool h10; did you mean h100?"),
+        ("scheduler.queue_max=3,pools.other.law=8b-h100", "unknown pool other; there are: h100"),
+        ("autoscaler.pools.h10.max=3", "unknown pool h10; did you mean h100?"),
     ],
 )
 def test_a_policy_that_there_is_not_names_the_nearest(load: Load, policy: str, message: str) -> None:
