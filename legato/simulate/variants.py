@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from legato.machines import DECIDERS
-from legato.simulate.loading import DEFAULT, Document, check_pool, flat, refuse, set_key, value_of
+from legato.simulate.loading import DEFAULT, FIELDS, Document, check_pool, flat, refuse, set_key, value_of
 from legato.simulate.scenario import Pool, Scenario
 from legato.simulate.settings import configs
 from shared.contracts.ids import is_subject_token
@@ -18,6 +18,7 @@ from shared.sim.workloads import KINDS
 
 EVICTIONS = get_args(Eviction)
 FAULT_MIN_S = 0.1  # a fleet that is struck more often does nothing else
+OF_THE_FILE = ("name", "question", "policies")  # what no policy changes
 _NEXT = re.compile(r",(?=\s*[a-z_]+(?:\.[A-Za-z0-9_-]+)+\s*=)")  # between the settings of a policy that is said on the command line
 
 
@@ -61,8 +62,13 @@ def _variant(document: Document, name: str, settings: Mapping[str, Any]) -> Scen
         first = key.split(".")[0]
         if first in DECIDERS:
             own[key] = value
-        else:
-            set_key(values, key, value, f"{document.origin}: policies.{name}.{key}")
+            continue
+        in_file = name in document.values.get("policies", {})
+        where = f"{document.origin}: policies.{name}.{key}" if in_file else f"--policy {name}"
+        if first in OF_THE_FILE:
+            allowed = [field for field in (*FIELDS, *DECIDERS) if field not in OF_THE_FILE]
+            raise ConfigError(f"{where}: a policy sets no {first}; it may set {', '.join(allowed)}")
+        set_key(values, key, value, where)
     services = values.get("services", {})
     if isinstance(services, dict):
         values["services"] = dict(flat(services))
