@@ -322,14 +322,14 @@ def simulate(plan: Plan, *, keep_log: bool = False) -> Result:
     gc.collect()
     gc.freeze()
     gc.disable()  # else it would matter when killed tasks are found to be garbage
-    try:
-        return World(plan, keep_log=keep_log).run()
-    finally:
-        hook, sys.unraisablehook = sys.unraisablehook, lambda _: None  # such a task does not end well, and is not heard
-        warned, warnings.showwarning = warnings.showwarning, lambda *_, **__: None
-        logging.disable(logging.CRITICAL)
-        gc.enable()
-        gc.collect()
-        logging.disable(logging.NOTSET)
-        warnings.showwarning = warned
-        sys.unraisablehook = hook
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)  # a killed process takes no further step
+        try:
+            return World(plan, keep_log=keep_log).run()
+        finally:
+            hook, sys.unraisablehook = sys.unraisablehook, lambda _: None  # such a task does not end well, and is not heard
+            logging.disable(logging.CRITICAL)
+            gc.enable()
+            gc.collect()
+            logging.disable(logging.NOTSET)
+            sys.unraisablehook = hook
