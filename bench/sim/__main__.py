@@ -49,7 +49,7 @@ def _positive(text: str) -> int:
 
 
 def _file(path: str) -> Path:
-    """Refused at once where none can be: what goes there takes an hour."""
+    """Refused at once where none can be: what goes there takes minutes."""
     if Path(path).is_dir() or not Path(path).absolute().parent.is_dir():
         raise argparse.ArgumentTypeError(f"a file in a directory that is there is needed, not {path!r}")
     return Path(path)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from services.scheduler import ordering
-from services.scheduler.load import Fleet, prefill_ns
+from services.scheduler.load import Fleet, behind_ns, prefill_ns
 from services.scheduler.ordering import Ledger
 from services.scheduler.policies.reserve import blocks_needed, uncached_tokens
 from services.scheduler.queue import Queue
@@ -218,7 +218,7 @@ def place(state: State, step: Step, worker: Worker, attempt: int, cached_tokens:
     worker.placed[step.id] = attempt
     worker.reserved_blocks += step.blocks
     worker.prefill_tokens += step.prefill_tokens
-    worker.computed_ns = max(worker.computed_ns, now_ns) + prefill_ns(step.prefill_tokens, worker.capacity.prefill_tokens_per_s)
+    worker.computed_ns = behind_ns(worker.computed_ns, now_ns, step.prefill_tokens, worker.capacity.prefill_tokens_per_s)
 
 
 def computed_ns(worker: Worker, now_ns: int) -> int:

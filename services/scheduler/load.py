@@ -71,7 +71,7 @@ class Load:
         self.busy += 1
         self.free_blocks -= blocks
         self.backlog_tokens += prefill_tokens
-        self.computed_ns = max(self.computed_ns, now_ns) + prefill_ns(prefill_tokens, self.prefill_tokens_per_s)
+        self.computed_ns = behind_ns(self.computed_ns, now_ns, prefill_tokens, self.prefill_tokens_per_s)
 
 
 Alike = tuple[int, int, int, int, float, float]
@@ -229,3 +229,8 @@ def busy_slots(worker: "Worker") -> int:
 def prefill_ns(tokens: int, tokens_per_s: float) -> int:
     """Predicted nanoseconds to compute so many tokens of prompts."""
     return round(prefill_s(tokens, tokens_per_s) * 1e9)
+
+
+def behind_ns(computed_ns: int, now_ns: int, tokens: int, tokens_per_s: float) -> int:
+    """When so many tokens more are computed, behind what is until `computed_ns`."""
+    return max(computed_ns, now_ns) + prefill_ns(tokens, tokens_per_s)
