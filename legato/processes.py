@@ -35,7 +35,8 @@ async def ask(bus: Bus, expected: Collection[str] = ()) -> list[ProcessStatus]:
     while (left_s := end - loop.time()) > 0 and not (expected and answers.keys() >= set(expected)):
         arrived.clear()
         try:
-            await asyncio.wait_for(arrived.wait(), left_s if expected else min(left_s, QUIET_S if answers else WAIT_S))
+            async with asyncio.timeout(left_s if expected else min(left_s, QUIET_S if answers else WAIT_S)):
+                await arrived.wait()
         except TimeoutError:
             break
     await subscription.unsubscribe()

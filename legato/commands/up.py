@@ -24,8 +24,7 @@ from services.worker.config import WorkerConfig
 from shared.runtime.clock import now_ns
 from shared.runtime.config import load
 from shared.runtime.server_directory import free_port
-
-CANCEL_AGAIN_S = 1.0
+from shared.runtime.tasks import end
 
 Engine = Annotated[str, typer.Option("--engine", help=f"Engine of the workers: {', '.join(ENGINES)}.")]
 Replicas = Annotated[list[str] | None, typer.Option("--replicas", metavar="SERVICE=N", help="Several processes of one service.")]
@@ -114,10 +113,7 @@ class _Stop:
                 working.result()
             return working.done()
         finally:
-            for task in (working, asked):
-                while not task.done():  # once is not enough: asyncio.wait_for of Python 3.11 can swallow a cancellation
-                    task.cancel()
-                    await asyncio.wait([task], timeout=CANCEL_AGAIN_S)
+            await end((working, asked))
 
 
 def _print_addresses(fleet: Fleet, served: list[Served], seconds: float) -> None:

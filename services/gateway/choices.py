@@ -8,6 +8,7 @@ from shared.contracts.ids import StepId
 from shared.contracts.outcomes import Problem
 from shared.contracts.output import Output
 from shared.core.several import choice_id
+from shared.runtime.tasks import end
 
 
 class Choices:
@@ -60,11 +61,8 @@ class Choices:
 
     async def close(self) -> None:
         """Leave all of them."""
-        for task in self._reading:
-            task.cancel()
         try:
-            if self._reading:
-                await asyncio.wait(self._reading)
+            await end(self._reading)
         finally:
             for each in sorted(self._all, key=lambda each: each.end is not None):  # to begin with those that need no waiting
                 await each.close()

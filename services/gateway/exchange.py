@@ -23,6 +23,7 @@ from shared.runtime.conversations import Reference, Sender
 from shared.runtime.ids import new_id
 from shared.runtime.output_reader import OutputReader
 from shared.runtime.publisher import Ack
+from shared.runtime.tasks import end
 
 log = logging.getLogger(__name__)
 
@@ -227,9 +228,7 @@ class Farewells:
         """Until all are said, or the time is over; what then remains is cancelled."""
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=timeout_s)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
+            await end(late)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -52,7 +52,8 @@ class Models:
         cards are not read yet."""
         if not self._loaded.is_set():
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._loaded.wait(), LOAD_TIMEOUT_S)
+                async with asyncio.timeout(LOAD_TIMEOUT_S):
+                    await self._loaded.wait()
         return self._cards.get(resolve(self._aliases, model))
 
     async def follow(self) -> None:

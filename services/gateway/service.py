@@ -15,10 +15,9 @@ from services.gateway.workflow_api import WorkflowApi
 from shared.core.catalogue import ModelsConfig
 from shared.core.errors import LegatoError
 from shared.runtime.lifecycle import Context
+from shared.runtime.tasks import end
 
 log = logging.getLogger(__name__)
-
-CANCEL_AGAIN_S = 0.5
 
 
 async def run(context: Context) -> None:
@@ -26,7 +25,7 @@ async def run(context: Context) -> None:
     config = context.section(GatewayConfig, "gateway")
     models = Models(context.bus, config.worker_silent_ms, context.section(ModelsConfig, "models").aliases)
     handlers = Handlers(context.bus, config, models, context.telemetry)
-    runner = await serve(handlers, config)  # first: where it fails nothing must be cancelled, which Python 3.11's wait_for may not hear
+    runner = await serve(handlers, config)
     async with asyncio.TaskGroup() as group:
         following = group.create_task(models.follow())
         host, port = runner.addresses[0][:2]
@@ -39,9 +38,7 @@ async def run(context: Context) -> None:
         # aiohttp waits this long for requests and, once more, for the handlers that it has cancelled
         await runner.cleanup()
         await handlers.farewells.wait(CANCEL_TIMEOUT_S)
-        while not following.done():  # Python 3.11's wait_for, which it may just be in, may not hear the first time
-            following.cancel()
-            await asyncio.wait({following}, timeout=CANCEL_AGAIN_S)
+        await end([following])
 
 
 def routes(handlers: Handlers) -> list[web.RouteDef]:

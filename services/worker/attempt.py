@@ -25,6 +25,7 @@ from shared.contracts.steps import AttemptEnded, HandedOver, HandOverAsked, Step
 from shared.core.errors import LegatoError
 from shared.runtime.bus import Bus, BusError
 from shared.runtime.clock import now_ns
+from shared.runtime.tasks import end
 
 log = logging.getLogger(__name__)
 
@@ -151,8 +152,7 @@ class Attempt:
             await self._generate(request, processor, writer)
             await writing
         finally:
-            writing.cancel()
-            await asyncio.gather(writing, return_exceptions=True)
+            await end([writing])
         if self._asked is not None and writer.end is None:
             self._handed = _lacking(self._asked, processor, writer.last_seq)
         return self._report(writer.end, processor)

@@ -229,7 +229,8 @@ class Worker:
         if self._attempts:
             self._idle.clear()
             try:
-                await asyncio.wait_for(self._idle.wait(), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await self._idle.wait()
             except TimeoutError:
                 return False
         return True

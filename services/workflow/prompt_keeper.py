@@ -49,7 +49,9 @@ class PromptKeeper:
         stored = await self._bus.extent(PROMPTS.name)
         if not stored.messages or stored.first_ns >= kept_since_ns(stored.at_ns, (), self._config):
             return
-        await asyncio.wait_for(self._recorder.reach(await self._last_admission()), CATCH_UP_S)
+        last = await self._last_admission()
+        async with asyncio.timeout(CATCH_UP_S):
+            await self._recorder.reach(last)
         oldest = await patiently(self._store.oldest_open)
         times = () if oldest is None else await self._times(*oldest)
         before = await self._first_kept(stored, kept_since_ns(stored.at_ns, times, self._config))

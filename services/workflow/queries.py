@@ -118,7 +118,8 @@ def _number(data: bytes, otherwise: int) -> int:
 async def _found(reading: Awaitable[AnswerT | None], absent: AnswerT) -> AnswerT:
     """What Postgres has, `absent` where it has nothing, and `absent` with the problem AWAY where it cannot be asked now."""
     try:
-        answer = await asyncio.wait_for(reading, TIMEOUT_S)
+        async with asyncio.timeout(TIMEOUT_S):
+            answer = await reading
     except Exception as error:
         if not is_retryable(error):
             raise

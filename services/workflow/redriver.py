@@ -54,7 +54,9 @@ class Redriver:
 
     async def _sweep(self, patiently: Patience) -> None:
         now = now_ns()
-        await asyncio.wait_for(self._recorder.reach(await self._end_of_log()), CATCH_UP_S)
+        end = await self._end_of_log()
+        async with asyncio.timeout(CATCH_UP_S):
+            await self._recorder.reach(end)
         looks: list[tuple[StepId, int, int]] = []
         try:
             for due in await patiently(lambda: self._store.due(now, self._config.sweep_max)):

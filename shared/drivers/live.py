@@ -23,12 +23,14 @@ from shared.runtime.bus import Bus, BusError
 from shared.runtime.clock import now_ns
 from shared.runtime.lease import Lease
 from shared.runtime.publisher import Ack, TooLarge
+from shared.runtime.tasks import end
 from shared.runtime.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
 UNJOURNALLED_MAX = 4096  # inputs decided and not yet journalled: beyond it, no input is taken
 DRAIN_TIMEOUT_S = 10.0
+JOURNAL_TIMEOUT_S = 120.0  # as long as the publisher tries
 
 
 class LiveDriver(Generic[StateT, ConfigT]):
@@ -61,7 +63,7 @@ class LiveDriver(Generic[StateT, ConfigT]):
             for task in done:
                 task.result()  # raises what ended it
         finally:
-            await _end(keeping, driving)
+            await end((keeping, driving))
         await lease.release()
 
     async def _drive(self, partition: str, epoch: int, stop: asyncio.Event) -> None:
@@ -76,11 +78,11 @@ class LiveDriver(Generic[StateT, ConfigT]):
             done, _ = await asyncio.wait((writing, work, keeping, stopping), return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
-            await _end(work, keeping)
+            await end((work, keeping))
             await self._leave()
         finally:
             self.ready.clear()
-            await _end(work, keeping, stopping, writing)
+            await end((work, keeping, stopping, writing))
             await self._inputs.close()
 
     async def _recover(self, partition: str, epoch: int) -> None:
@@ -97,8 +99,10 @@ class LiveDriver(Generic[StateT, ConfigT]):
 
     async def _leave(self) -> None:
         try:
-            await asyncio.wait_for(self._writer.empty.wait(), DRAIN_TIMEOUT_S)
-            await asyncio.wait_for(self._keep(self._copy()), DRAIN_TIMEOUT_S)
+            async with asyncio.timeout(DRAIN_TIMEOUT_S):
+                await self._writer.empty.wait()
+            async with asyncio.timeout(DRAIN_TIMEOUT_S):
+                await self._keep(self._copy())
         except (TimeoutError, LegatoError) as error:
             log.warning("left without a snapshot", extra={"error": repr(error)})
 
@@ -115,7 +119,7 @@ class LiveDriver(Generic[StateT, ConfigT]):
                 tick = Tick(time_ns=now)
                 await self._take(Arrived("", tick, ENCODER.encode(tick)))
             if len(self._writer) > UNJOURNALLED_MAX:
-                await asyncio.wait_for(self._writer.empty.wait(), 120.0)
+                await self._all_journalled()
             if self._copies.empty() and self._snapshots.due(self._number, clock()):
                 self._copies.put_nowait(self._copy())
 
@@ -167,10 +171,14 @@ class LiveDriver(Generic[StateT, ConfigT]):
         if isinstance(arrived.event, Tick):
             raise error  # time cannot be parked: stop, and let the supervisor start afresh
         await self._inputs.park(str(arrived.event.__struct_config__.tag), arrived.source, arrived.raw, f"{type(error).__name__}: {error}")
-        await asyncio.wait_for(self._writer.empty.wait(), 120.0)
+        await self._all_journalled()
         self.state, _ = await Reader(self._bus, self.machine, self._partition).recover(self.config)
         tick = Tick(time_ns=now_ns())
         await self._take(Arrived(arrived.source, tick, ENCODER.encode(tick)))
+
+    async def _all_journalled(self) -> None:
+        async with asyncio.timeout(JOURNAL_TIMEOUT_S):
+            await self._writer.empty.wait()
 
     # --- snapshots -----------------------------------------------------------------------------------------------------------
 
@@ -199,9 +207,3 @@ class LiveDriver(Generic[StateT, ConfigT]):
         except BusError as error:
             log.warning("snapshot not kept", extra={"partition": self._partition, "error": str(error)})
         self._snapshots.taken(copy.number, started, loop.time())
-
-
-async def _end(*tasks: asyncio.Task[None] | asyncio.Task[bool]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

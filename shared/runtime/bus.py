@@ -110,9 +110,8 @@ class Bus:
 
         options: dict[str, Any] = {"user_credentials": config.credentials} if config.credentials else {}
         try:
-            await asyncio.wait_for(
-                _connect_when_there(client, config.url, name, (reconnected, disconnected, closed), options), CONNECT_TIMEOUT_S
-            )
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await _connect_when_there(client, config.url, name, (reconnected, disconnected, closed), options)
         except (nats.errors.Error, OSError, TimeoutError) as error:
             await client.close()
             raise BusError(f"cannot reach NATS at {config.url}: {str(error) or 'no answer'}; is nats-server running there?") from error
@@ -132,13 +131,15 @@ class Bus:
         await self.requests.stop()
         if not self.client.is_closed:
             try:
-                await asyncio.wait_for(self.client.drain(), CLOSE_TIMEOUT_S)
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    await self.client.drain()
             except UNSAID:
                 await self._hang_up()
 
     async def _hang_up(self) -> None:
         try:
-            await asyncio.wait_for(self.client.close(), CLOSE_TIMEOUT_S)
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self.client.close()
         except UNSAID as error:  # the server is away, so there is nothing to say good-bye to
             log.debug("closed without good-bye", extra={"error": str(error)})
 
@@ -213,7 +214,8 @@ class Bus:
         try:
             while True:
                 with _bus_errors(f"cannot read {stream}"):
-                    records = await asyncio.wait_for(cursor.take(512), 30.0)
+                    async with asyncio.timeout(30.0):
+                        records = await cursor.take(512)
                 for record in records:
                     if record.seq <= last.seq:
                         yield record
@@ -291,14 +293,16 @@ class Bus:
         """Keep an object under a name, in pieces of 128 KiB. Raises BusError, as all these do."""
         with _bus_errors(f"cannot keep {name}"):
             store = await self.js.object_store(bucket)
-            await asyncio.wait_for(store.put(name, content), 60.0)
+            async with asyncio.timeout(60.0):
+                await store.put(name, content)
 
     async def get_object(self, bucket: str, name: str) -> bytes | None:
         """The object, or None."""
         with _bus_errors(f"cannot fetch {name}"):
             store = await self.js.object_store(bucket)
             try:
-                return (await asyncio.wait_for(store.get(name), 60.0)).data
+                async with asyncio.timeout(60.0):
+                    return (await store.get(name)).data
             except ObjectNotFoundError:
                 return None
 
@@ -307,7 +311,8 @@ class Bus:
         with _bus_errors(f"cannot look for {name}"):
             store = await self.js.object_store(bucket)
             try:
-                await asyncio.wait_for(store.get_info(name), FETCH_TIMEOUT_S)
+                async with asyncio.timeout(FETCH_TIMEOUT_S):
+                    await store.get_info(name)
             except ObjectNotFoundError:
                 return False
             return True
@@ -317,7 +322,8 @@ class Bus:
         with _bus_errors(f"cannot list {bucket}"):
             store = await self.js.object_store(bucket)
             try:
-                return sorted(info.name for info in await asyncio.wait_for(store.list(), 30.0) if not info.deleted)
+                async with asyncio.timeout(30.0):
+                    return sorted(info.name for info in await store.list() if not info.deleted)
             except NotFoundError:
                 return []
 
@@ -325,7 +331,8 @@ class Bus:
         """Drop an object."""
         with _bus_errors(f"cannot delete {name}"):
             store = await self.js.object_store(bucket)
-            await asyncio.wait_for(store.delete(name), 30.0)
+            async with asyncio.timeout(30.0):
+                await store.delete(name)
 
 
 def _moved(stream: Stream) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from nats.js.manager import JetStreamManager
 from shared.core.errors import LegatoError
 from shared.runtime.clock import unix_ns
 from shared.runtime.nats_client import NatsClient, read_headers
+from shared.runtime.tasks import end
 
 log = logging.getLogger(__name__)
 
@@ -122,8 +123,7 @@ class Cursor:
 
     async def close(self) -> None:
         if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
+            await end([self._watch])
         await self._drop()
 
     async def _create(self) -> None:
@@ -246,6 +246,7 @@ class Cursor:
         try:
             if subscription is not None and not self._client.is_closed:
                 await subscription.unsubscribe()  # type: ignore[attr-defined]
-                await asyncio.wait_for(self._manager.delete_consumer(self._source.stream, self._name), 1.0)
+                async with asyncio.timeout(1.0):
+                    await self._manager.delete_consumer(self._source.stream, self._name)
         except (nats.errors.Error, TimeoutError) as error:
             log.debug("abandoned cursor left to the server", extra={"stream": self._source.stream, "error": str(error)})

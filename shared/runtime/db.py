@@ -129,7 +129,8 @@ async def open_pool(config: DatabaseConfig) -> Pool:
 async def close_pool(pool: Pool, within_s: float = 10.0) -> None:
     """Wait for what is running, at most `within_s`, then cut it off."""
     try:
-        await asyncio.wait_for(pool.close(), within_s)
+        async with asyncio.timeout(within_s):
+            await pool.close()
     except TimeoutError:
         pool.terminate()
 

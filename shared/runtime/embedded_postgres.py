@@ -131,7 +131,8 @@ class EmbeddedPostgres:
         initdb = self._child("initdb", argv, account, lock)
         await initdb.start()
         try:
-            code = await asyncio.wait_for(initdb.wait(), INIT_S)
+            async with asyncio.timeout(INIT_S):
+                code = await initdb.wait()
         finally:
             await initdb.stop(0)
         if code != 0:

@@ -20,6 +20,7 @@ from shared.runtime import config as configuration
 from shared.runtime import log as logs
 from shared.runtime.admin import AdminConfig, AdminServer
 from shared.runtime.bus import Bus, BusConfig, BusError
+from shared.runtime.tasks import end
 from shared.runtime.telemetry import Telemetry, TelemetryConfig
 
 log = logging.getLogger(__name__)
@@ -122,11 +123,10 @@ async def _connected(config: BusConfig, instance: str, stop: asyncio.Event) -> B
     """The bus; None where the process was told to stop while it still looked for NATS. Raises BusError."""
     connecting, stopping = asyncio.ensure_future(Bus.connect(config, instance)), asyncio.ensure_future(stop.wait())
     await asyncio.wait((connecting, stopping), return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    if connecting.done():
-        return connecting.result()
-    connecting.cancel()
-    return None
+    try:
+        return connecting.result() if connecting.done() else None
+    finally:
+        await end((connecting, stopping))
 
 
 async def while_connected(bus: Bus, running: Awaitable[None]) -> None:
@@ -138,6 +138,4 @@ async def while_connected(bus: Bus, running: Awaitable[None]) -> None:
             raise BusError(f"NATS at {bus.config.url} has closed the connection for good; did the credentials expire?")
         tasks[0].result()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(tasks)

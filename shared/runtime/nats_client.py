@@ -2,24 +2,45 @@
 
 nats-py parses a message's headers, makes an object of it and puts that into a queue, from which a task of the subscription calls back.
 With `listen`, a function is called as soon as the message is read, with its headers as they came. Both keep the order of arrival.
+nats-py waits with asyncio.wait_for, which before Python 3.12 loses a cancellation that comes in the turn of the event loop in which what it
+waits for is done (https://github.com/python/cpython/issues/96764); here it waits as Python 3.12 does.
 See docs/decisions/0007-nats-py-with-a-short-cut.md.
 """
 
 import asyncio
 import re
-from collections.abc import Callable
-from typing import Any
+import sys
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
 import nats.errors
+from nats.aio import client, subscription, transport
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
+from nats.js import client as js_client
+from nats.js import kv, object_store
 from nats.protocol import parser
 
 from shared.core.errors import LegatoError
 
+ResultT = TypeVar("ResultT")
+
 # In nats-py, \v and \f end a subject, too. For nats-server they are part of it, so such a message broke the connection, again and again.
 parser.MSG_RE = re.compile(rb"\AMSG[ \t]+([^ \t\r\n]+)[ \t]+(\d+)[ \t]+(([^ \t\r\n]+)[ \t]+)?(\d+)\r\n")
 parser.HMSG_RE = re.compile(rb"\AHMSG[ \t]+([^ \t\r\n]+)[ \t]+(\d+)[ \t]+(([^ \t\r\n]+)[ \t]+)?(\d+)[ \t]+(\d+)\r\n")
+
+
+async def _wait_for(awaitable: Awaitable[ResultT], timeout: float | None) -> ResultT:
+    async with asyncio.timeout(timeout):
+        return await awaitable
+
+
+WAITING = (client, subscription, transport, js_client, kv, object_store)  # nats-py's modules that call asyncio.wait_for
+if sys.version_info < (3, 12):
+    _asyncio = SimpleNamespace(**{**vars(asyncio), "wait_for": _wait_for})
+    for module in WAITING:
+        setattr(module, "asyncio", _asyncio)  # noqa: B010  mypy takes no namespace for a module
 
 SCHEMES = ("nats", "tls", "ws", "wss")
 BUFFERED_MAX = 2**20  # bytes in the socket's buffer, beyond which the client waits for the server

@@ -108,13 +108,15 @@ class ManagedProcess:
         try:
             if grace_s > 0:
                 self.signal(self.spec.stop_signal)
-                await asyncio.wait_for(self._process.wait(), grace_s)
+                async with asyncio.timeout(grace_s):
+                    await self._process.wait()
         except TimeoutError:
             pass  # the kill below is the answer
         finally:
             self._kill_group()
         try:
-            return await asyncio.wait_for(self._process.wait(), KILL_WAIT_S)
+            async with asyncio.timeout(KILL_WAIT_S):
+                return await self._process.wait()
         except TimeoutError as error:
             raise ProcessError(f"{self.spec.name} (process {self.pid}) has survived SIGKILL for {KILL_WAIT_S:.0f} s") from error
 

@@ -16,6 +16,7 @@ from shared.contracts.subjects import stored_as
 from shared.core.errors import LegatoError
 from shared.runtime.clock import monotonic_s
 from shared.runtime.nats_client import NatsClient, write_headers
+from shared.runtime.tasks import end
 
 log = logging.getLogger(__name__)
 
@@ -101,10 +102,7 @@ class Publisher:
 
     async def stop(self) -> None:
         """Stop re-sending; what is still pending fails with StoreError."""
-        tasks = [*self._checks, *([self._sweeper] if self._sweeper is not None else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end([*self._checks, *([self._sweeper] if self._sweeper is not None else [])])
         for pending in self._pending.values():
             if not pending.future.done():
                 pending.future.set_exception(StoreError(f"closed before {pending.subject} was acknowledged"))

@@ -8,6 +8,7 @@ import nats.errors
 
 from shared.runtime.clock import monotonic_s
 from shared.runtime.nats_client import NatsClient, read_headers
+from shared.runtime.tasks import end
 
 TIMEOUT_S = 5.0  # for an answer
 SWEEP_S = 0.25
@@ -41,8 +42,7 @@ class Requests:
         """Whoever still waits, and whoever asks from now on, gets TimeoutError."""
         self._stopped = True
         if self._sweeper is not None:
-            self._sweeper.cancel()
-            await asyncio.gather(self._sweeper, return_exceptions=True)
+            await end([self._sweeper])
         self._give_up(float("inf"))
 
     async def ask(self, subject: str, data: bytes) -> Answer:
@@ -75,6 +75,6 @@ class Requests:
             self._give_up(monotonic_s())
 
     def _give_up(self, now: float) -> None:
-        for future, end in list(self._open.values()):
-            if now >= end and not future.done():
+        for future, until in list(self._open.values()):
+            if now >= until and not future.done():
                 future.set_exception(TimeoutError())

@@ -1,10 +1,17 @@
 """Headers are read as nats-server and anybody else writes them; bytes that are none hurt nobody."""
 
+import asyncio
+import inspect
+import pkgutil
+from importlib import import_module
+from types import ModuleType
+
+import nats
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.runtime.nats_client import read_headers, write_headers
+from shared.runtime.nats_client import WAITING, read_headers, write_headers
 
 
 @pytest.mark.parametrize(
@@ -35,3 +42,25 @@ def test_headers_are_read_as_they_were_written_and_none_can_end_another(headers:
 @given(st.binary(max_size=200))
 def test_no_bytes_are_too_odd(raw: bytes) -> None:
     assert all(isinstance(name, str) and isinstance(value, str) for name, value in read_headers(raw).items())
+
+
+@pytest.mark.parametrize("module", WAITING, ids=lambda module: module.__name__)
+async def test_a_cancellation_is_heard_in_the_turn_in_which_the_answer_comes(module: ModuleType) -> None:
+    answer = asyncio.get_running_loop().create_future()
+    waiting = asyncio.create_task(module.asyncio.wait_for(answer, 60.0))
+    await asyncio.sleep(0)
+    answer.set_result(None)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert waiting.cancelled()
+
+
+async def test_who_waits_in_vain_is_told_so() -> None:
+    with pytest.raises(TimeoutError):
+        await WAITING[0].asyncio.wait_for(asyncio.Event().wait(), 0.001)
+
+
+def test_no_module_of_nats_py_that_waits_is_left_out() -> None:
+    names = [name for _, name, _ in pkgutil.walk_packages(nats.__path__, "nats.")]
+    modules = [module for name in names if (module := import_module(name)) and "asyncio.wait_for(" in inspect.getsource(module)]
+    assert set(modules) == set(WAITING)

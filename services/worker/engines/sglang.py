@@ -105,7 +105,8 @@ class SglangEngine:
                     if flight.known.is_set():
                         return
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(flight.known.wait(), ABORT_AGAIN_S)
+                        async with asyncio.timeout(ABORT_AGAIN_S):
+                            await flight.known.wait()
 
     async def stats(self) -> EngineLoad:
         """See Engine. Blocks are SGLang's count of tokens in use, which leaves out what only the prefix cache keeps."""

@@ -34,6 +34,7 @@ from shared.core.errors import LegatoError
 from shared.core.eviction import Eviction
 from shared.core.shipped_laws import kv_token_bytes, law_called
 from shared.core.step_law import decode_ns, prefill_ns
+from shared.runtime.tasks import end
 
 LAG_MAX_S = 0.05  # an iteration that starts later than due, by more than this, does not catch up
 
@@ -274,8 +275,7 @@ class SimulatedEngine:
         """End the loop, and every stream with an error."""
         self._refusing = reason
         if self._loop is not None:
-            self._loop.cancel()
-            await asyncio.wait({self._loop})
+            await end([self._loop])
         self._fail_streams(reason)
 
     def _die(self, reason: str) -> None:
