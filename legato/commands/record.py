@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from legato import places
 from legato.addresses import DATA
 from legato.commands.options import Data, Nats, ago_ns, connected, finish
 from legato.console import counting, out, say
@@ -31,7 +32,7 @@ def record(file: File, since: Since = "", until: Until = "", nats: Nats = "", da
         legato record day.jsonl --since 24h
         legato simulate --from-log day.jsonl --set pools.default.count=4     # what if the fleet had four workers?
     """
-    check_place(file)
+    places.check_place(file, "", "day.jsonl")
     since_ns, until_ns = ago_ns("--since", since), ago_ns("--until", until) or time.time_ns()
     if since_ns >= until_ns:
         raise LegatoError(f"--since {since} is not before --until {until}: the time between them is recorded")
@@ -54,24 +55,10 @@ async def read(since_ns: int, until_ns: int, nats: str, data: Path) -> Recording
             )
 
 
-def check_place(file: Path) -> None:
-    """Raises LegatoError where no file can be."""
-    if file.is_dir():
-        raise LegatoError(f"{file} is a directory: name a file in it")
-    if not file.absolute().parent.is_dir():
-        raise LegatoError(f"cannot write {file}: there is no directory {file.absolute().parent}")
-
-
 def write(file: Path, rows: Iterable[Row]) -> None:
-    """Replace the file in one step. Raises LegatoError."""
-    new, encoder = file.with_name(f"{file.name}.new"), msgspec.json.Encoder()
-    try:
-        with new.open("wb") as lines:
-            lines.writelines(encoder.encode(row) + b"\n" for row in rows)
-        new.replace(file)
-    except OSError as error:
-        new.unlink(missing_ok=True)
-        raise LegatoError(f"cannot write {file}: {error.strerror}") from error
+    """A JSON line for each. Raises LegatoError."""
+    encoder = msgspec.json.Encoder()
+    places.write(file, (encoder.encode(row) + b"\n" for row in rows))
 
 
 def told(rows: list[Row]) -> str:

@@ -15,6 +15,7 @@ import msgspec
 import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from legato import places
 from legato.addresses import DATA
 from legato.commands import record
 from legato.commands.options import Json, Nats, connected, finish
@@ -96,8 +97,9 @@ def simulate(  # noqa: PLR0913  # options
         return
     if not scenario and not from_log:
         raise LegatoError("which scenario? Name a file, or one of those that `legato simulate --list` shows")
-    _check_place("--html", html)
-    _check_place("--markdown", markdown)
+    for option, file in (("--html", html), ("--markdown", markdown)):
+        if file is not None:
+            places.check_place(file, option, f"report{'.md' if file is markdown else '.html'}")
     with TemporaryDirectory(prefix="legato-") as place:
         document = _document(scenario, set_ or [], _Log(from_log, nats, Path(place)))
         variants, settings = scenarios(document, policy or []), set_by(document, policy or [])
@@ -170,18 +172,6 @@ def _fleets_data() -> Path:
     return Path(os.environ.get("LEGATO_DATA", DATA))
 
 
-def _check_place(option: str, file: Path | None) -> None:
-    """Before minutes of work: raises LegatoError where the file cannot be written."""
-    try:
-        if file is not None and not file.absolute().parent.is_dir():
-            raise LegatoError(f"{option} {file}: there is no directory {file.absolute().parent}")
-        if file is not None and file.is_dir():
-            example = f"report{'.md' if option == '--markdown' else '.html'}"
-            raise LegatoError(f"{option} {file}: it is a directory; name a file, such as {example}")
-    except OSError as error:
-        raise LegatoError(f"{option} {file}: cannot write it: {error.strerror}") from error
-
-
 def _command(scenario: str, policies: list[str], changes: list[str], seeds: int, from_log: str) -> str:
     """What makes the same again."""
     options = [*(("--policy", each) for each in policies), *(("--set", each) for each in changes)]
@@ -191,10 +181,7 @@ def _command(scenario: str, policies: list[str], changes: list[str], seeds: int,
 
 
 def _write(file: Path, text: str) -> None:
-    try:
-        file.write_text(text)
-    except OSError as error:
-        raise LegatoError(f"cannot write {file}: {error.strerror}") from error
+    places.write(file, [text.encode()])
     say(f"The report is in {file}.")
 
 

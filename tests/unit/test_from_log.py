@@ -133,6 +133,7 @@ def test_a_worker_with_the_simulated_engine_says_which_law_times_it() -> None:
     [
         (("record", "{tmp}"), "is a directory"),
         (("record", "{tmp}/no/day.jsonl"), "there is no directory"),
+        (("record", LONG), "cannot write it: File name too long"),
         (("record", "{tmp}/day", "--since", "yesterday"), "--since takes a number"),
         (("record", "{tmp}/day", "--since", "1h", "--until", "2h"), "--since 1h is not before --until 2h"),
         (("simulate", "shared-prefixes", "--from-log", "{tmp}/none"), "none: there is no such file; `legato record"),
