@@ -4,7 +4,7 @@ The second is Continuum's rule (shared/core/time_to_live.py), fed with the pause
 had, and how long steps waited whose KV was gone. Here a tool has no name, so all pauses are of one kind. The newest SEEN_MAX of each count.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from statistics import fmean
 
 from shared.contracts.ids import WorkflowId
@@ -23,7 +23,7 @@ class Keeping:
         self._fixed_s = fixed_s
         self._learns = learns
         self._tokens_per_s = tokens_per_s
-        self._paused: dict[WorkflowId, tuple[float, int]] = {}  # since when, and after how many steps
+        self._paused: OrderedDict[WorkflowId, tuple[float, int]] = OrderedDict()  # since when, and after how many steps
         self._pauses: deque[float] = deque(maxlen=SEEN_MAX)
         self._lengths: deque[int] = deque(maxlen=SEEN_MAX)
         self._waits: deque[float] = deque(maxlen=SEEN_MAX)
@@ -55,7 +55,7 @@ class Keeping:
             return 0.0
         self._paused[dispatch.workflow] = (now_s, steps + 1)
         if len(self._paused) > PROGRAMS_MAX:
-            del self._paused[next(iter(self._paused))]
+            self._paused.popitem(last=False)
         if now_s - self._learnt_s >= LEARN_S:
             self._learnt_s = now_s
             self._queueing_s = fmean(self._waits) if self._waits else 0.0

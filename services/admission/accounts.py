@@ -7,6 +7,7 @@ Invariants: a budget's `reserved` is the sum of what is left on its open bills; 
 flight, and its budget is not forgotten. Bounded by the steps in flight, and the numbers below.
 """
 
+from collections import OrderedDict
 from typing import NewType
 
 import msgspec
@@ -55,6 +56,9 @@ class Accounts(msgspec.Struct, kw_only=True, omit_defaults=True):
     budgets: dict[AccountId, Budget] = {}
     bills: dict[StepId, Bill] = {}  # of steps in flight
     paid: dict[StepId, Bill] = {}  # of settled ones, oldest first
+
+    def __post_init__(self) -> None:
+        self.paid = OrderedDict(self.paid)  # which finds its first at once; a dict looks past all that are gone
 
 
 def account_of(tenant: TenantId, workflow: WorkflowId) -> AccountId:

@@ -3,6 +3,8 @@
 Facts only. What they allow is decided with the configuration of the moment, so nothing here depends on it.
 """
 
+from collections import OrderedDict
+
 import msgspec
 
 from services.admission import accounts
@@ -64,6 +66,9 @@ class State(msgspec.Struct, kw_only=True):
     unheard: StepId = StepId("")  # whose refusal was news just now: its reader may not have been told
     swept_ns: int = 0
     overdue_ns: int = 0  # before this, nothing in flight is past its deadline and the grace behind it
+
+    def __post_init__(self) -> None:  # these find their first at once; a dict looks past all that are gone
+        self.settled, self.refused = OrderedDict(self.settled), OrderedDict(self.refused)
 
 
 def apply(state: State, event: Message, now_ns: int) -> None:

@@ -8,6 +8,8 @@ and goes first.
 Bounded: BLOCKS_MAX blocks in all, and half of that for one prompt. What was used longest ago goes, ends before beginnings.
 """
 
+from collections import OrderedDict
+
 import msgspec
 
 BLOCKS_MAX = 262_144  # of all prompts; about 5 MB of a snapshot
@@ -25,6 +27,9 @@ class Paths(msgspec.Struct):
 
     stretches: dict[int, Stretch] = {}
     size: int = 0
+
+    def __post_init__(self) -> None:
+        self.stretches = OrderedDict(self.stretches)  # which finds its first at once; a dict looks past all that are gone
 
 
 def shortened(paths: Paths, blocks: list[int]) -> Stretch:

@@ -5,6 +5,7 @@ input decides, in neither. All tables hold steps that are not over, live workers
 """
 
 import heapq
+from collections import OrderedDict
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -123,6 +124,9 @@ class State(msgspec.Struct, kw_only=True, omit_defaults=True, dict=True):
     service_ms: dict[ModelName, float] = {}  # mean time of an attempt that succeeded
     ledger: Ledger = msgspec.field(default_factory=Ledger)  # what the order of the queues must know
     last: dict[ModelName, WorkerId] = {}  # who was given a step of each model last; the model that was least lately first
+
+    def __post_init__(self) -> None:
+        self.heard = OrderedDict(self.heard)  # which finds its first at once; a dict looks past all that are gone
 
     @cached_property
     def fleet(self) -> Fleet:

@@ -7,6 +7,7 @@ for the order that needs it, and bounded.
 
 import heapq
 from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
@@ -36,6 +37,9 @@ class Ledger(msgspec.Struct, kw_only=True, omit_defaults=True):
     tenants: dict[TenantId, Tenant] = {}
     numbers: int = 0
     left: TenantId = TenantId("")
+
+    def __post_init__(self) -> None:
+        self.programs = OrderedDict(self.programs)  # which finds its first at once; a dict looks past all that are gone
 
 
 class Ordered(Protocol):

@@ -5,6 +5,7 @@ with the dispatch, no service copies it, and no attempt has to ask. What does no
 """
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable
 
 import msgspec
@@ -39,7 +40,7 @@ class Prompts:
     def __init__(self, bus: Bus, worker: WorkerId) -> None:
         self._bus = bus
         self._worker = worker
-        self._kept: dict[StepId, bytes] = {}
+        self._kept: OrderedDict[StepId, bytes] = OrderedDict()
         self._kept_bytes = 0
         self._awaited: dict[StepId, asyncio.Future[bytes]] = {}
 

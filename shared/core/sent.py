@@ -11,6 +11,7 @@ Rules:
 Bounded: at most `ids_max` ids; what was used longest ago goes.
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 import msgspec
@@ -40,7 +41,7 @@ class Sent:
     def __init__(self, ids_max: int, kept_ns: int) -> None:
         self._ids_max = ids_max
         self._kept_ns = kept_ns
-        self._known: dict[ConversationId, Known] = {}
+        self._known: OrderedDict[ConversationId, Known] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._known)
@@ -52,7 +53,7 @@ class Sent:
             known = self._known.get(ids[index - 1])
             if known is None or now_ns - known.oldest_ns > self._kept_ns:
                 continue
-            self._known[ids[index - 1]] = self._known.pop(ids[index - 1])
+            self._known.move_to_end(ids[index - 1])
             if known.parts:
                 start, base = index, known
                 break
@@ -66,13 +67,13 @@ class Sent:
         self._known.pop(conversation, None)
         self._known[conversation] = known
         if len(self._known) > self._ids_max:
-            del self._known[next(iter(self._known))]
+            self._known.popitem(last=False)
 
     def forget(self, conversation: ConversationId) -> None:
         """The fleet no longer has it, nor then what is older: the stream lets go of the oldest first."""
         lost = self._known.get(conversation)
         if lost is not None:
-            self._known = {each: known for each, known in self._known.items() if known.oldest_ns > lost.oldest_ns}
+            self._known = OrderedDict((each, known) for each, known in self._known.items() if known.oldest_ns > lost.oldest_ns)
 
 
 def _cut(start: int, middle: int, stop: int, base: Known) -> list[Missing]:

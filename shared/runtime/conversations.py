@@ -4,6 +4,7 @@ shared/core/sent.py and shared/core/conversation.py.
 
 import asyncio
 import logging
+from collections import OrderedDict
 
 import msgspec
 
@@ -118,7 +119,7 @@ class Conversations:
     def __init__(self, bus: Bus, kept_bytes_max: int = PARTS_BYTES_MAX) -> None:
         self._bus = bus
         self._kept_bytes_max = kept_bytes_max
-        self._kept: dict[ConversationId, Part | bytes] = {}  # bytes: nobody has looked at them yet
+        self._kept: OrderedDict[ConversationId, Part | bytes] = OrderedDict()  # bytes: nobody has looked at them yet
         self.kept_bytes = 0
 
     @property

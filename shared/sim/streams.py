@@ -1,6 +1,7 @@
 """One JetStream stream as a model: what is stored, under which sequence, and what is refused. Pure."""
 
 from bisect import bisect_right
+from collections import OrderedDict
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -39,7 +40,7 @@ class StreamModel:
         self.first_seq = 1
         self.messages: dict[int, Stored] = {}
         self.by_subject: dict[str, list[int]] = {}
-        self._ids: dict[str, tuple[int, int]] = {}  # sequence and time by message id, oldest first
+        self._ids: OrderedDict[str, tuple[int, int]] = OrderedDict()  # sequence and time by message id, oldest first
 
     def takes(self, subject: str) -> bool:
         return any(matches(pattern, subject) for pattern in self.config.subjects)
