@@ -300,6 +300,7 @@ class Worker:
                 usd=attempt.used_s * hardware.usd_per_hour / 3600,
             )
         )
+        attempt.request = None  # which knows the attempt: a circle for each call would keep the garbage collector busy
 
     # --- what the engine says ----------------------------------------------------------------------------------------------------
 

@@ -59,7 +59,8 @@ def add(index: Index, bit: int, held: dict[int, None], hashes: Iterable[int]) ->
     for block in hashes:
         if block not in held:
             held[block] = None
-            holders[block] = holders.get(block, 0) | mask
+            others = holders.get(block)
+            holders[block] = mask if others is None else others | mask  # one number for all that it holds alone: it takes a bit for each
 
 
 def remove(index: Index, bit: int, held: dict[int, None], hashes: Iterable[int]) -> None:
