@@ -2,9 +2,9 @@
 
 Of two workers of equal size and rates, the one that is busier, has more to compute before, or less of the prompt cached, finishes a step
 later, if it is better in none of these; equals are told apart by id. So of each row of workers that are equally busy, which begins with the
-one that has computed first, the first that may have the step and holds as much of the prompt as the rest do beats all behind it, and in
-busier rows all that have computed no earlier; all of them, where it has nothing left to compute. The few that hold more than the rest are
-looked at one by one. Where few have enough free blocks at all, these are looked at, and no others.
+one that has computed first, one that may have the step beats all behind it that hold no more of the prompt. The first that holds as much as
+the rest do beats all behind it, and in busier rows all that have computed no earlier; all of them, where it has nothing left to compute.
+The few that hold more than the rest are looked at one by one. Where few have enough free blocks at all, these are looked at, and no others.
 """
 
 from services.scheduler.book import EVERYBODY, Step
@@ -33,12 +33,16 @@ def narrowed(step: Step, room: Room, now_ns: int) -> list[Load]:
         return found + room.roomiest(roomy)
     best: dict[tuple[float, ...], int] = {}  # when the best so far has computed what it has, by size and rates
     for alike in sorted(room.rows):
-        size = alike[1:]
+        size, most = alike[1:], -1  # what is cached on those of this row that may have the step
         for computed_ns, worker in room.rows[alike]:
             if size in best and max(computed_ns, now_ns) >= best[size]:
                 break
+            held = cached.get(worker, others)
+            if held <= most or not _may_have(step, loads[worker], room.ready):
+                continue
             found.append(loads[worker])
-            if cached.get(worker, others) >= rest and _may_have(step, loads[worker], room.ready):
+            most = held
+            if held >= rest:
                 best[size] = computed_ns
                 break
     return found

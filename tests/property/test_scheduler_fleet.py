@@ -183,6 +183,13 @@ def test_few_of_many_equal_workers_are_looked_at() -> None:
     assert len(narrowed(step, room, NOW_NS)) == 1
 
 
+def test_of_equal_workers_that_hold_less_than_the_rest_one_is_looked_at() -> None:
+    step, size = waiting(400, 10), (2, 60, 16, 1000.0)
+    room = refreshed(fleet_of([(size, (0, 0, 0))] * 60), NOW_NS, LEASE_MS * MS).rooms[ModelName("m")]
+    step.cached = {worker: 0 if number < 30 else 320 for number, worker in enumerate(sorted(room.known))}
+    assert [load.id for load in narrowed(step, room, NOW_NS)] == ["w00", "w30"]
+
+
 def test_busier_workers_are_not_looked_at_where_an_idle_one_has_computed_all() -> None:
     step, size = waiting(400, 10), (3, 60, 16, 1000.0)
     some = [(size, (busy, 0, computed)) for busy, computed in ((0, 30), (1, 20), (2, 0))] * 4
