@@ -27,7 +27,9 @@ def narrowed(step: Step, room: Room, now_ns: int) -> list[Load]:
     deep = amounts[-DEEP_MAX - 1] if len(amounts) > DEEP_MAX else 0
     rest = max(deep, others)  # no more than DEEP_MAX hold more than this
     loads = room.loads
-    found = [loads[worker] for worker, held in cached.items() if held > rest and worker in loads]
+    found: list[Load] = []
+    if amounts and amounts[-1] > rest:
+        found = [loads[worker] for worker, held in cached.items() if held > rest and worker in loads]
     roomy = room.roomy(tokens - rest)
     if roomy <= len(room.rows):
         return found + room.roomiest(roomy)
