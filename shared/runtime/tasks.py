@@ -4,14 +4,13 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-AGAIN_S = 0.5
+AGAIN_S = 10.0  # longer than what a task still does when it is cancelled, which a second one would cut off
 
 
 async def end(tasks: Iterable[asyncio.Future[Any]]) -> None:
     """Cancel tasks and wait until they have ended; what they raise is theirs.
 
-    Who passes over a cancellation gets another: nats-py does while it waits for a full socket, and so does asyncio.wait_for of Python 3.11
-    in the turn in which what it waits for is done.
+    Who passes over a cancellation gets another after AGAIN_S: nats-py does so while it waits for a full socket.
     """
     left = {task for task in tasks if not task.done()}
     while left:

@@ -2,10 +2,14 @@
 
 import asyncio
 
+import pytest
+
+from shared.runtime import tasks
 from shared.runtime.tasks import end
 
 
-async def test_who_passes_over_a_cancellation_gets_another() -> None:
+async def test_who_passes_over_a_cancellation_gets_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "AGAIN_S", 0.01)
     heard = 0
 
     async def deaf() -> None:
@@ -38,3 +42,19 @@ async def test_what_a_task_raises_is_its_own() -> None:
     assert isinstance(task.exception(), ValueError)
     await end([task])
     await end([])
+
+
+async def test_what_a_task_does_at_its_end_is_not_cut_off() -> None:
+    done = asyncio.Event()
+
+    async def tidy() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.6)
+            done.set()
+
+    task = asyncio.create_task(tidy())
+    await asyncio.sleep(0)
+    await end([task])
+    assert done.is_set()
