@@ -292,9 +292,8 @@ class Bus:
     async def put_object(self, bucket: str, name: str, content: bytes) -> None:
         """Keep an object under a name, in pieces of 128 KiB. Raises BusError, as all these do."""
         with _bus_errors(f"cannot keep {name}"):
-            store = await self.js.object_store(bucket)
             async with asyncio.timeout(60.0):
-                await store.put(name, content)
+                await (await self.js.object_store(bucket)).put(name, content)
 
     async def get_object(self, bucket: str, name: str) -> bytes | None:
         """The object, or None."""
@@ -330,9 +329,8 @@ class Bus:
     async def delete_object(self, bucket: str, name: str) -> None:
         """Drop an object."""
         with _bus_errors(f"cannot delete {name}"):
-            store = await self.js.object_store(bucket)
             async with asyncio.timeout(30.0):
-                await store.delete(name)
+                await (await self.js.object_store(bucket)).delete(name)
 
 
 def _moved(stream: Stream) -> dict[str, Any]:
