@@ -12,7 +12,9 @@ async def end(tasks: Iterable[asyncio.Future[Any]]) -> None:
 
     Who passes over a cancellation gets another after AGAIN_S: nats-py does so while it waits for a full socket.
     """
-    left = {task for task in tasks if not task.done()}
+    left = set(tasks)
+    _look_at(ended := {task for task in left if task.done()})
+    left -= ended
     while left:
         for task in left:
             task.cancel()

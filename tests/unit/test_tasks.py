@@ -1,6 +1,8 @@
 """Tasks are ended, also those that pass over a cancellation."""
 
 import asyncio
+import gc
+from typing import Any
 
 import pytest
 
@@ -58,3 +60,17 @@ async def test_what_a_task_does_at_its_end_is_not_cut_off() -> None:
     await asyncio.sleep(0)
     await end([task])
     assert done.is_set()
+
+
+async def test_nobody_is_told_of_what_a_task_raised_before() -> None:
+    async def fails() -> None:
+        raise ValueError
+
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, about: told.append(about))
+    failed = [asyncio.create_task(fails())]
+    await asyncio.wait(failed)
+    await end(failed)
+    failed.clear()
+    gc.collect()
+    assert told == []
