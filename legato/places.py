@@ -19,12 +19,12 @@ def check_place(file: Path, option: str, example: str) -> None:
 
 
 def write(file: Path, pieces: Iterable[bytes]) -> None:
-    """Replace the file in one step; a device or a pipe is written to. Raises LegatoError."""
-    new = file.with_name(f"{file.name}.new")
+    """Replace the file in one step; a device, a pipe and what a link leads to are written to. Raises LegatoError."""
     try:
-        if file.exists() and not file.is_file():
+        if not _is_replaced(file):
             _fill(file, pieces)
             return
+        new = file.with_name(f"{file.name}.new")
         try:
             _fill(new, pieces)
             new.replace(file)
@@ -32,6 +32,11 @@ def write(file: Path, pieces: Iterable[bytes]) -> None:
             new.unlink(missing_ok=True)
     except OSError as error:
         raise LegatoError(f"cannot write {file}: {error.strerror}") from error
+
+
+def _is_replaced(file: Path) -> bool:
+    """Not a link: it would be gone. /dev/stdout is one, and leads to a file where the output goes into one."""
+    return not file.is_symlink() and (file.is_file() or not file.exists())
 
 
 def _fill(file: Path, pieces: Iterable[bytes]) -> None:

@@ -44,3 +44,12 @@ def test_a_place_is_looked_at_before(place: str, said: str, tmp_path: Path) -> N
 def test_a_name_that_is_too_long_is_said(tmp_path: Path) -> None:
     with pytest.raises(LegatoError, match=r"cannot write .*: File name too long"):
         write(tmp_path / ("x" * 300), [])
+
+
+def test_what_a_link_leads_to_is_written_and_the_link_stays(tmp_path: Path) -> None:
+    link, file = tmp_path / "latest", tmp_path / "it"
+    link.symlink_to(file)
+    for text in (b"old", b"new"):
+        write(link, [text])
+    assert link.is_symlink()
+    assert file.read_bytes() == b"new"
