@@ -1,5 +1,6 @@
 """Files that a command writes: looked at before the work, and written with errors that people understand."""
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,6 +15,10 @@ def check_place(file: Path, option: str, example: str) -> None:
             raise LegatoError(f"{named}: it is a directory; name a file, such as {example}")
         if not file.absolute().parent.is_dir():
             raise LegatoError(f"{named}: there is no directory {file.absolute().parent}")
+        if _is_replaced(file):
+            new = _beside(file)
+            new.touch()
+            new.unlink()
     except OSError as error:
         raise LegatoError(f"{named}: cannot write it: {error.strerror}") from error
 
@@ -24,7 +29,7 @@ def write(file: Path, pieces: Iterable[bytes]) -> None:
         if not _is_replaced(file):
             _fill(file, pieces)
             return
-        new = file.with_name(f"{file.name}.new")
+        new = _beside(file)
         try:
             _fill(new, pieces)
             new.replace(file)
@@ -37,6 +42,11 @@ def write(file: Path, pieces: Iterable[bytes]) -> None:
 def _is_replaced(file: Path) -> bool:
     """Not a link: it would be gone. /dev/stdout is one, and leads to a file where the output goes into one."""
     return not file.is_symlink() and (file.is_file() or not file.exists())
+
+
+def _beside(file: Path) -> Path:
+    """Where it is filled: nobody else's, and no longer a name than the file's own may be."""
+    return file.with_name(f".legato-{os.getpid()}.new")
 
 
 def _fill(file: Path, pieces: Iterable[bytes]) -> None:

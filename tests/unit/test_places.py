@@ -53,3 +53,22 @@ def test_what_a_link_leads_to_is_written_and_the_link_stays(tmp_path: Path) -> N
         write(link, [text])
     assert link.is_symlink()
     assert file.read_bytes() == b"new"
+
+
+def test_what_lies_beside_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "it.new").write_bytes(b"mine")
+    check_place(tmp_path / "it", "--html", "it.html")
+    write(tmp_path / "it", [b"text"])
+    assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == {"it": b"text", "it.new": b"mine"}
+
+
+def test_a_name_may_be_as_long_as_any(tmp_path: Path) -> None:
+    file = tmp_path / ("x" * 255)
+    check_place(file, "--html", "it.html")
+    write(file, [b"text"])
+    assert file.read_bytes() == b"text"
+
+
+def test_a_place_where_nothing_can_be_made_is_said_before() -> None:
+    with pytest.raises(LegatoError, match="--html /proc/it: cannot write it: "):
+        check_place(Path("/proc/it"), "--html", "it.html")
