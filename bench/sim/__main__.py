@@ -15,6 +15,8 @@ from bench.sim.mutation_table import Caught, mutation_table
 from bench.sim.mutations import MUTATIONS, mutated
 from bench.sim.plan import Plan, drawn
 from bench.sim.world import Result, simulate
+from legato.places import check_place, write
+from shared.core.errors import LegatoError
 
 WORLDS, MUTATED_MAX = 1_000, 400
 SHOWN_MAX = 5  # broken worlds that are made shorter
@@ -27,7 +29,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=1, help="the first seed (default: 1)")
     parser.add_argument("--seed", type=int, help="this world alone, twice, with its plan and its log")
     parser.add_argument("--plan", type=_plan, metavar="FILE", help="a plan from a file instead of a seed's")
-    parser.add_argument("--log", type=Path, help="where its log of events goes (default: only its hash is shown)")
+    parser.add_argument("--log", type=_file, metavar="FILE", help="where its log of events goes (default: only its hash is shown)")
     parser.add_argument("--jobs", type=_positive, default=os.cpu_count() or 1, help="processes side by side (default: one for each core)")
     parser.add_argument("--mutations", action="store_true", help="plant each of the known bugs, and see which world shows it")
     parser.add_argument("--table", type=_file, metavar="FILE", help="where the bugs and what shows them go, as Markdown (with --mutations)")
@@ -50,8 +52,10 @@ def _positive(text: str) -> int:
 
 def _file(path: str) -> Path:
     """Refused at once where none can be: what goes there takes minutes."""
-    if Path(path).is_dir() or not Path(path).absolute().parent.is_dir():
-        raise argparse.ArgumentTypeError(f"a file in a directory that is there is needed, not {path!r}")
+    try:
+        check_place(Path(path), "", "here.txt")
+    except LegatoError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
     return Path(path)
 
 
@@ -67,7 +71,7 @@ def _one(plan: Plan, log: Path | None, mutation: str | None) -> int:
     with mutated(mutation):
         first, second = (simulate(plan, keep_log=log is not None) for _ in range(2))
     if log is not None:
-        log.write_text("\n".join(first.log) + "\n")
+        write(log, [f"{line}\n".encode() for line in first.log])
     print(_line(first))
     print(f"the same again: {second.hash == first.hash}")
     return int(bool(first.broken) or second.hash != first.hash)
@@ -121,7 +125,7 @@ def _mutations(seeds: int, jobs: int, table: Path | None) -> int:
     said = f"{len(MUTATIONS) - len(missed)} of {len(MUTATIONS)} planted bugs were caught; missed: {', '.join(missed) or 'none'}"
     print(said)
     if table is not None:
-        table.write_text(mutation_table(rows, seeds, said, date.today()))
+        write(table, [mutation_table(rows, seeds, said, date.today()).encode()])
     return int(bool(missed))
 
 

@@ -23,7 +23,7 @@ def mutation_table(rows: Sequence[Caught], seeds: int, summary: str, day: date) 
     lines = [
         "# Planted bugs, and what shows them",
         "",
-        f"Written by `python -m bench.sim --mutations --table docs/mutations.md` on {day:%d %B %Y}.",
+        f"Written by `python -m bench.sim --mutations --seeds {seeds} --table docs/mutations.md` on {day:%d %B %Y}.",
         f"Seeds from 1 on, until a world breaks, {seeds} at most.",
         "`python -m bench.sim --seed SEED --mutation NAME` shows it again. The invariants are listed in [simulation.md](simulation.md).",
         "",

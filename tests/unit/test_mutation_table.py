@@ -30,7 +30,13 @@ def test_what_was_said_stays_in_its_cell() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"), [(["--mutations", "--table", "there/is/none.md"], "a directory that is there"), (["--table", "x.md"], "say both")]
+    ("options", "said"),
+    [
+        (["--mutations", "--table", "there/is/none.md"], "there is no directory"),
+        (["--table", "x.md"], "say both"),
+        (["--seed", "3", "--log", "there/is/none.log"], "there is no directory"),
+        (["--seed", "3", "--log", "x" * 300], "File name too long"),
+    ],
 )
 def test_a_page_that_cannot_be_written_is_refused_before_anything_runs(
     options: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
