@@ -130,11 +130,20 @@ class NatsClient(Client):
         flusher of nats-py waits for it, and whoever sends waits for that."""
         writer = getattr(self._transport, "_io_writer", None)
         if force_flush or writer is None or not self.is_connected or writer.transport.get_write_buffer_size() > BUFFERED_MAX:
-            return await super()._flush_pending(force_flush)
+            return await self._wait_for_socket(force_flush)
         if not self._writing:
             self._writing = True
             asyncio.get_running_loop().call_soon(self._write_pending)
         return None
+
+    async def _wait_for_socket(self, force_flush: bool) -> Any:
+        """As nats-py does, which passes over a cancellation meanwhile: here it counts."""
+        task = asyncio.current_task()
+        before = task.cancelling() if task is not None else 0
+        flushed = await super()._flush_pending(force_flush)
+        if task is not None and task.cancelling() > before:
+            raise asyncio.CancelledError
+        return flushed
 
     def _write_pending(self) -> None:
         self._writing = False

@@ -10,7 +10,7 @@ AGAIN_S = 10.0  # longer than what a task still does when it is cancelled, which
 async def end(tasks: Iterable[asyncio.Future[Any]]) -> None:
     """Cancel tasks and wait until they have ended; what they raise is theirs.
 
-    Who passes over a cancellation gets another after AGAIN_S: nats-py does so while it waits for a full socket.
+    Who passes over a cancellation gets another after AGAIN_S: nats-py does so while it closes a connection.
     """
     left = set(tasks)
     _look_at(ended := {task for task in left if task.done()})

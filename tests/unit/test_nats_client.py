@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.runtime.nats_client import WAITING, read_headers, write_headers
+from shared.runtime.nats_client import WAITING, NatsClient, read_headers, write_headers
 
 
 @pytest.mark.parametrize(
@@ -52,6 +52,19 @@ async def test_a_cancellation_is_heard_in_the_turn_in_which_the_answer_comes(mod
     answer.set_result(None)
     waiting.cancel()
     await asyncio.wait([waiting])
+    assert waiting.cancelled()
+
+
+async def test_a_cancellation_is_heard_while_the_socket_takes_no_more() -> None:
+    client = NatsClient()
+    client._status, client._flush_queue = NatsClient.CONNECTED, asyncio.Queue(1)
+    client._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
+    client._flusher_task = asyncio.create_task(asyncio.Event().wait())
+    waiting = asyncio.create_task(client._flush_pending())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    client._flusher_task.cancel()
     assert waiting.cancelled()
 
 
