@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from legato import places
 from legato.calibration import planner
 from legato.calibration.fit import Constants, constants_for, fitted_of, predict, split, train
 from legato.calibration.floor import Floor, floors
@@ -199,10 +200,7 @@ def write(calibration: Calibration, folder: Path) -> None:
     _make(folder)
     texts = {f"fit-{gpu}.toml": _toml(gpu, engines, calibration) for gpu, engines in calibration.constants.items()}
     for name, text in {**texts, "errors.md": tables(calibration)}.items():
-        try:
-            (folder / name).write_text(text)
-        except OSError as error:
-            raise LegatoError(f"cannot write {folder / name}: {error.strerror}") from error
+        places.write(folder / name, [text.encode()])
 
 
 def _toml(gpu: str, engines: Mapping[str, Fitted], calibration: Calibration) -> str:

@@ -51,7 +51,7 @@ def played(wanted: Wanted, tell: Callable[[float], None]) -> Report:
 @contextmanager
 def _seldom_old_garbage() -> Iterator[None]:
     """Look through old objects seldom. A fleet is millions of objects that live to the end of the run: with 1,000 workers it took 2.5 s to
-    look through them all, and was done twice in 30 s. Not never: a call leaves some 20 objects in cycles, most of which die young."""
+    look through them all, and was done twice in 30 s. Not never: calls leave nothing in circles, but attempts that are lost do."""
     before = gc.get_threshold()
     gc.set_threshold(50_000, 20, 4)
     try:

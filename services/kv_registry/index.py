@@ -60,7 +60,7 @@ def add(index: Index, bit: int, held: dict[int, None], hashes: Iterable[int]) ->
         if block not in held:
             held[block] = None
             others = holders.get(block)
-            holders[block] = mask if others is None else others | mask  # one number for all that it holds alone: it takes a bit for each
+            holders[block] = mask if others is None else others | mask  # one number for all that it holds alone
 
 
 def remove(index: Index, bit: int, held: dict[int, None], hashes: Iterable[int]) -> None:
